@@ -50,7 +50,9 @@ class MdnOptions:
             except ValueError:
                 positive = False
             if not positive:
-                X
+                raise ValueError(
+                    f"tau: {self.tau!r} is unknown; use sqrt(d/h), sqrt(d), sqrt(d/8) or a number"
+                )
 
 
 @dataclass(frozen=True)
