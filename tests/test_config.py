@@ -1,0 +1,161 @@
+"""params.yaml: the shipped file is whole, and every mistake is one line that names key, value and remedy."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from mdn.config import ConfigError, RunConfig, load
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = ROOT / "params.yaml"
+PARAMS = load(SHIPPED)
+
+
+def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
+    """The shipped file with values replaced, `None` as value of a key ending in "~" removing it."""
+    raw = OmegaConf.to_container(OmegaConf.load(SHIPPED))
+    for key, value in edits:
+        node = raw
+        *path, last = key.split("/")
+        for part in path:
+            node = node[part]
+        if last.endswith("~"):
+            del node[last[:-1]]
+        else:
+            node[last] = value
+    path = tmp_path / "params.yaml"
+    OmegaConf.save(OmegaConf.create(raw), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("scales/smoke/training/lr", "abc", ["scales.smoke.training.lr", "'abc'", "number"]),
+        ("scales/smoke/training/lr", -1e-3, ["scales.smoke.training.lr", "-0.001", "3e-4"]),
+        ("scales/smoke/d_modl", 3, ["scales.smoke.d_modl", "unknown", "d_model"]),
+        ("scales/smoke/d_model~", None, ["scales.smoke.d_model", "missing"]),
+        ("scales/smoke/training/tokens", 122881, ["training.tokens", "122881", "122880"]),
+        ("scales/smoke/training/context", 300, ["batch_tokens", "2048", "context=300", "2100"]),
+        ("scales/smoke/machine/micro_batch", 3, ["micro_batch", "3", "divisor of 8"]),
+        ("scales/smoke/data", "nowhere", ["scales.smoke.data", "'nowhere'", "slimpajama"]),
+        ("runs/smoke/mdm", "mdm", ["runs.smoke.mdm", "unknown model", "mdn"]),
+        ("runs/smoke/mdn", "gdn", ["runs.smoke.mdn", "'gdn'", "mdn: mdn"]),
+        ("runs/tiny", {}, ["runs.tiny", "unknown scale", "smoke"]),
+        ("runs/400m", {"mdn": "mdn"}, ["data.prepare", "'slimpajama'", "add"]),
+        ("suites", ["lmm"], ["suites", "'lmm'", "commonsense"]),
+        ("suites", "lm", ["suites", "'lm'", "list"]),
+        ("shapes/smoke/mdn-h-3to1/layers", 6, ["layers=6", "length 4", "use 4 or 8"]),
+        ("shapes/smoke/mdn~", None, ["shapes.smoke", "'mdn'", "add"]),
+        ("models/kda/pattern", "kdaa", ["models.kda.pattern", "'kdaa'", "mdn"]),
+        ("models/mdn-h-3to1/pattern", "mdn:x", ["models.mdn-h-3to1.pattern", "'mdn:x'", "mdn:N"]),
+        ("models/mdn-mu-1/base", "mdx", ["models.mdn-mu-1.base", "'mdx'"]),
+        ("models/mdn-mu-1/base", "mdn-alpha-1", ["models.mdn-mu-1.base", "has a base itself", "'mdn'"]),
+        ("models/mdn/options", {"mdn": {"log_mu_mn": -1}}, ["options.mdn.log_mu_mn", "log_mu_min"]),
+        ("models/mdn/options", {"mdn": {"eta": "tan"}}, ["eta", "'tan'", "sigmoid"]),
+        ("models/mdn/options", {"mdn": {"tau": "sqrt"}}, ["tau", "'sqrt'", "sqrt(d/h)"]),
+        ("models/mdn/options", {"mdn": {"beta_bound": 3}}, ["beta_bound", "3", "true or false"]),
+        ("data/prepare", ["x"], ["data.prepare", "'x'"]),
+        ("seed", 1.5, ["seed", "1.5", "whole number"]),
+    ],
+)
+def test_a_mistake_is_refused_in_one_line(tmp_path, key, value, words):
+    with pytest.raises(ConfigError) as caught:
+        load(edited(tmp_path, (key, value)))
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("text", ["1e-5", "0.00001", "1E-5", "'1e-5'"])
+def test_small_numbers_are_floats_however_written(tmp_path, text):
+    path = tmp_path / "params.yaml"
+    path.write_text(SHIPPED.read_text().replace("      lr: 3e-3", f"      lr: {text}"))
+    assert load(path).scales["smoke"].training.lr == 1e-5
+
+
+def test_every_row_resolves_at_every_scale_that_has_its_shape():
+    for scale, shapes in PARAMS.shapes.items():
+        for name, model in PARAMS.models.items():
+            if (model.base or name) in shapes:
+                run = PARAMS.run(scale, name)
+                assert run.lr > 0
+                assert set(run.options) == set(run.pattern.replace(":", ",").split(",")) & set(run.options)
+
+
+def test_a_derived_model_takes_its_bases_values_and_its_own(tmp_path):
+    path = edited(
+        tmp_path,
+        ("models/mdn/lr", 1e-4),
+        ("models/mdn/options", {"mdn": {"log_mu_min": -3.0}}),
+    )
+    derived = load(path).run("smoke", "mdn-no-correction")
+    assert derived.lr == 1e-4
+    assert derived.options["mdn"]["log_mu_min"] == -3.0
+    assert derived.options["mdn"]["output_correction"] is False
+    assert load(path).models["mdn-no-correction"].title == "w/o output correction"
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("mdn-no-correction", "output_correction", False),
+        ("mdn-no-beta-bound", "beta_bound", False),
+        ("mdn-eta-sigmoid", "eta", "sigmoid"),
+        ("mdn-mu-1.5", "log_mu_min", -1.5),
+        ("mdn-mu-1.357", "log_mu_min", -1.357),
+        ("mdn-mu-1", "log_mu_min", -1.0),
+        ("mdn-no-mu-bound", "log_mu_min", None),
+        ("mdn-alpha-1", "alpha_bound", False),
+    ],
+)
+def test_an_ablation_differs_from_mdn_in_one_option(name, option, value):
+    mdn, ablation = PARAMS.run("400m", "mdn"), PARAMS.run("400m", name)
+    assert ablation.options["mdn"] == mdn.options["mdn"] | {option: value}
+    assert ablation.options["mdn"] != mdn.options["mdn"]
+
+
+def test_the_fingerprint_is_that_of_the_experiment_alone(tmp_path):
+    before = PARAMS.run("smoke", "mdn").fingerprint()
+    untouched = [
+        ("scales/smoke/machine/checkpoint_every", 7),
+        ("scales/smoke/evaluation/limit", 7),
+        ("models/gdn/lr", 7e-3),
+        ("models/mdn/title", "other"),
+        ("scales/400m/training/lr", 7e-3),
+    ]
+    assert load(edited(tmp_path, *untouched)).run("smoke", "mdn").fingerprint() == before
+    for change in [("seed", 43), ("models/mdn/lr", 7e-3), ("optimizer/clip", 2.0), ("models/mdn/kernel", "v1")]:
+        assert load(edited(tmp_path, change)).run("smoke", "mdn").fingerprint() != before
+
+
+def test_a_run_survives_its_yaml(tmp_path):
+    for name in ("mdn", "mdn-no-mu-bound", "mamba2-h-3to1"):
+        run = PARAMS.run("smoke", name)
+        run.to_yaml(tmp_path / "config.yaml")
+        assert RunConfig.from_yaml(tmp_path / "config.yaml") == run
+
+
+def test_the_papers_budgets_are_the_papers():
+    assert PARAMS.scales["400m"].training.tokens == pytest.approx(15e9, rel=1e-4)
+    assert PARAMS.scales["1b3"].training.tokens == pytest.approx(100e9, rel=1e-4)
+    assert PARAMS.scales["400m"].training.warmup_tokens == pytest.approx(0.5e9, rel=1e-3)
+    assert PARAMS.scales["1b3"].training.warmup_tokens == pytest.approx(1e9, rel=1e-3)
+    for scale in ("400m", "1b3"):
+        assert PARAMS.run(scale, "mdn").lr == 3e-4
+        assert PARAMS.scales[scale].training.context == 4096
+
+
+def test_a_missing_file_says_what_to_do(tmp_path):
+    with pytest.raises(ConfigError, match="--params"):
+        load(tmp_path / "none.yaml")
+
+
+def test_broken_yaml_is_one_line(tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text("a: [1\nb: 2")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
