@@ -4,6 +4,7 @@ A version is registered when its operator's package is imported; its own module 
 that a machine without Triton can list the Triton versions.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -74,6 +75,11 @@ def get(op: str, name: str) -> KernelVersion:
         if version.name == name:
             return version
     raise ValueError(f"{op} has no version {name!r}; use one of {', '.join(v.name for v in versions(op))}")
+
+
+def loaded() -> list[KernelVersion]:
+    """The versions whose module has been imported: what the models built so far have run on."""
+    return [v for of_op in _versions.values() for v in of_op.values() if v.module in sys.modules]
 
 
 def choose(op: str, device: str | torch.device, dtype: torch.dtype, T: int, K: int, V: int) -> KernelVersion:

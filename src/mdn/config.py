@@ -94,7 +94,6 @@ class Machine:
     nodes: int = 1
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
-    workers: int = 0
 
 
 @dataclass(frozen=True)

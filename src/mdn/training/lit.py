@@ -1,0 +1,72 @@
+"""The LightningModule: forward, loss, log. Everything else is a callback or a function of the step."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from mdn.config import RunConfig
+from mdn.models.lm import LanguageModel
+from mdn.training.optim import build_optimizer, learning_rate
+
+MAX_SKIPPED = 10  # steps in a row without a finite gradient, after which a training counts as diverged
+
+
+class Diverged(RuntimeError):
+    """The gradient was not finite for MAX_SKIPPED steps in a row. A result of the experiment, not a crash."""
+
+
+class LitLanguageModel(L.LightningModule):
+    """Trains `model` as `run` says.
+
+    A step whose gradient is not finite changes no weight: it is skipped and counted, and its tokens are
+    spent. Gradients are averaged over devices before they are looked at, so all ranks skip together.
+    """
+
+    def __init__(self, model: LanguageModel, run: RunConfig) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+        self.skipped = 0
+        self.skipped_in_a_row = 0
+        self.last: dict[str, float] = {}  # figures of the last optimizer step, for callbacks
+        self._losses: list[Tensor] = []  # of its micro-batches
+
+    def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
+        loss = self.model.loss(batch["ids"], batch["labels"])
+        self._losses.append(loss.detach())
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
+        loss = self.model.loss(batch["ids"], batch["labels"])
+        self.log("validation/loss", loss, batch_size=len(batch["ids"]), sync_dist=True)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.model, self.run)
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """Sets the step's learning rate, clips, and drops a gradient that is not finite."""
+        rate = learning_rate(self.run, self.global_step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
+        loss = torch.stack(self._losses).mean()
+        self._losses.clear()
+        self.last = {"train/loss": loss.item(), "train/lr": rate, "train/grad_norm": norm.item()}
+        if torch.isfinite(norm):
+            self.skipped_in_a_row = 0
+            return
+        optimizer.zero_grad(set_to_none=True)  # AdamW leaves a parameter without a gradient alone
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        self.last["train/skipped"] = self.skipped
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise Diverged(
+                f"no finite gradient in {MAX_SKIPPED} steps in a row, up to step {self.global_step + 1}"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["skipped"] = (self.skipped, self.skipped_in_a_row)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.skipped, self.skipped_in_a_row = checkpoint["skipped"]

@@ -1,0 +1,186 @@
+"""One training from configuration to record: adopt, resume or begin; train; write the results."""
+
+import csv
+import logging
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import lightning as L
+import torch
+from safetensors.torch import save_file
+
+from mdn.config import Machine, RunConfig
+from mdn.data.shards import read_index
+from mdn.models.lm import LanguageModel, build
+from mdn.tracking.manifest import code_digest, environment, file_digest
+from mdn.tracking.mlflow import Mirror
+from mdn.tracking.record import Record, open_record, write_json
+from mdn.training import checkpoint
+from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
+from mdn.training.datamodule import TokenData
+from mdn.training.lit import Diverged, LitLanguageModel
+from mdn_kernels.registry import loaded
+
+CURVE_POINTS = 1000  # rows of curve.csv, whatever the number of steps
+
+
+def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: str | None) -> Record:
+    """Trains one cell and returns its record.
+
+    runs, tokens: the folders runs/ and data/tokens/. uri: MLflow's store, or None.
+
+    A training that diverges is a result: it ends with failed.json and its last finite weights. Anything else
+    that goes wrong is raised, after failed.json has been written; the next call resumes.
+    """
+    _quiet()
+    index = read_index(tokens / run.data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    L.seed_everything(run.seed, verbose=False)
+    model = build(run, device)
+    _rehearse(model, device)
+    record, todo = open_record(runs, run, data=index["digest"][:12], code=code_digest())
+    mirror = Mirror(record, uri)
+    if todo == "finished":
+        print(f"{record.folder}: finished with the same configuration, data and code; adopted")
+        mirror.start()
+        mirror.stop()
+        return record
+
+    failed = record.folder / "failed.json"
+    failed.unlink(missing_ok=True)
+    found = checkpoint.newest(record.checkpoints)
+    record.rewind(found[0] if found else 0)
+    if found:
+        print(f"{record.folder}: resuming after step {found[0]} of {run.training.steps}")
+    _describe(record, run, model, index)
+    module, data = LitLanguageModel(model, run), TokenData(run, machine, tokens)
+    trainer = _trainer(run, machine, record)
+    mirror.start()
+    try:
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=found[1] if found else None)
+            if trainer.global_step % run.training.validate_every:
+                trainer.validate(module, datamodule=data, verbose=False)
+        except Diverged as error:
+            write_json(failed, {"error": str(error), "step": trainer.global_step})
+            print(f"{record.folder}: diverged: {error}")
+        if trainer.is_global_zero:
+            _finish(record, module)
+    except Exception as error:
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        write_json(failed, {"error": message, "step": trainer.global_step})
+        mirror.stop()
+        raise
+    except BaseException:  # told to stop
+        mirror.stop("KILLED")
+        raise
+    mirror.stop()
+    return record
+
+
+def _trainer(run: RunConfig, machine: Machine, record: Record) -> L.Trainer:
+    """Counts everything in optimizer steps, leaves logs, checkpoints and progress to our callbacks."""
+    devices = machine.devices * machine.nodes
+    accumulate = run.training.batch // (machine.micro_batch * devices)
+    return L.Trainer(
+        max_steps=run.training.steps,
+        max_epochs=-1,
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
+        devices=machine.devices,
+        num_nodes=machine.nodes,
+        strategy="ddp" if devices > 1 else "auto",
+        precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
+        accumulate_grad_batches=accumulate,
+        val_check_interval=run.training.validate_every * accumulate,  # Lightning counts micro-batches here
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        callbacks=[
+            Recorder(record, run.training.batch_tokens),
+            Checkpointer(record, machine),
+            Bar(run.name, run.training.steps),
+        ],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+def _rehearse(model: LanguageModel, device: torch.device) -> None:
+    """One tiny forward pass: what cannot run fails here, in seconds, and the operators' modules are loaded,
+    so that the code digest covers them."""
+    ids = torch.zeros(1, 8, dtype=torch.long, device=device)
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        model.loss(ids, ids)
+
+
+def _describe(record: Record, run: RunConfig, model: LanguageModel, index: dict[str, Any]) -> None:
+    """config.yaml and manifest.json, before the first step."""
+    run.to_yaml(record.folder / "config.yaml")
+    write_json(
+        record.folder / "manifest.json",
+        {
+            "fingerprint": run.fingerprint(),
+            "data": index["digest"][:12],
+            "code": code_digest(),
+            "tokenizer": index["tokenizer"]["sha256"][:12],
+            "kernels": {version.op: version.name for version in loaded()},
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "started": _now(),
+            **environment(),
+        },
+    )
+
+
+def _finish(record: Record, module: LitLanguageModel) -> None:
+    """Weights, curve, and last of all metrics.json, which marks the record as finished."""
+    log = record.log()
+    steps = [line for line in log if "train/loss" in line]
+    validations = [line for line in log if "validation/loss" in line]
+    speeds = [line["train/tokens_per_second"] for line in steps]
+    step_tokens = module.run.training.batch_tokens
+    losses = [line["train/loss"] for line in steps[-max(1, len(steps) // 10) :]]
+    metrics = {
+        "steps": len(steps),
+        "tokens": len(steps) * step_tokens,
+        "skipped_steps": module.skipped,
+        "tokens_per_second": median(speeds[WARM_UP:] or speeds),
+    }
+    if all(isinstance(loss, float) for loss in losses):  # a loss that is not finite is logged as its name
+        metrics["train_loss"] = mean(losses)
+    if validations and isinstance(validations[-1]["validation/loss"], float):
+        metrics["validation_loss"] = validations[-1]["validation/loss"]
+
+    temporary = record.weights.with_suffix(".tmp")
+    save_file({name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}, temporary)
+    temporary.replace(record.weights)
+    with (record.folder / "curve.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["step", "train_loss"])
+        stride = max(1, len(steps) // CURVE_POINTS)
+        rows.writerows([line["step"], line["train/loss"]] for line in steps[::stride])
+    write_json(
+        record.folder / "manifest.json",
+        record.manifest
+        | {
+            "finished": _now(),
+            "seconds": round(sum(step_tokens / speed for speed in speeds), 3),
+            "tokens_per_second": round(metrics["tokens_per_second"], 1),
+            "weights": file_digest(record.weights),
+        },
+    )
+    record.finish(metrics)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _quiet() -> None:
+    """Lightning's remarks about loggers, workers and hardware, none of which a user can act on here."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")

@@ -1,0 +1,200 @@
+"""One training as the stage runs it: what it leaves, what it resumes, what it refuses to mix."""
+
+import json
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from safetensors.torch import load_file
+
+from mdn.config import Machine
+from mdn.data.shards import ShardWriter, write_index
+from mdn.training import lit
+from mdn.training import train as module
+from mdn.training.train import train
+
+MACHINE = Machine(micro_batch=4, checkpoint_every=5)
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    """A set of one train and one held-out split: counting upwards, which a model learns at once."""
+    folder = tmp_path / "tokens" / "smoke"
+    folder.mkdir(parents=True)
+    splits = {}
+    for split, length in (("train", 3000), ("heldout_numbers", 400)):
+        writer = ShardWriter(folder, split, 1000)
+        for start in range(0, length, 500):
+            writer.write((np.arange(start, start + 500) % 50).astype(np.uint16))
+        splits[split] = writer.close()
+    write_index(folder, splits, [])
+    return tmp_path / "tokens"
+
+
+@pytest.fixture
+def fit(tmp_path, tokens, tiny_run):
+    def call(run=tiny_run, runs="runs", machine=MACHINE):
+        return train(run, machine, runs=tmp_path / runs, tokens=tokens, uri=None)
+
+    return call
+
+
+def losses(record):
+    return {line["step"]: line["train/loss"] for line in record.log() if "train/loss" in line}
+
+
+def stop_after(monkeypatch, step, error):
+    """Makes training raise `error` once, at the end of an optimizer step."""
+    original = lit.LitLanguageModel.configure_gradient_clipping
+
+    def hook(self, *arguments, **keywords):
+        original(self, *arguments, **keywords)
+        if self.global_step == step:
+            monkeypatch.setattr(lit.LitLanguageModel, "configure_gradient_clipping", original)
+            raise error
+
+    monkeypatch.setattr(lit.LitLanguageModel, "configure_gradient_clipping", hook)
+
+
+def test_a_training_leaves_its_whole_record(fit, tiny_run):
+    record = fit()
+    assert record.finished
+    assert record.config == tiny_run
+    assert sorted(losses(record)) == list(range(1, 13))
+    assert [line["step"] for line in record.log() if "validation/loss" in line] == [4, 8, 12]
+    metrics = record.metrics
+    assert metrics["steps"] == 12
+    assert metrics["tokens"] == tiny_run.training.tokens
+    assert metrics["train_loss"] < losses(record)[1]
+    manifest = record.manifest
+    assert manifest["kernels"]["momentum_delta_rule"]
+    assert manifest["fingerprint"] == tiny_run.fingerprint()
+    assert manifest["parameters"] == sum(t.numel() for t in load_file(record.weights).values())
+    curve = (record.folder / "curve.csv").read_text().splitlines()
+    assert curve[0] == "step,train_loss"
+    assert len(curve) == 13
+
+
+def test_two_interruptions_change_nothing(fit, monkeypatch):
+    whole = fit(runs="whole")
+    stop_after(monkeypatch, 6, RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit()
+    stop_after(monkeypatch, 8, RuntimeError("again"))
+    with pytest.raises(RuntimeError, match="again"):
+        fit()
+    resumed = fit()
+    assert losses(resumed) == losses(whole)
+    first, second = load_file(whole.weights), load_file(resumed.weights)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    rates = [[line["train/lr"] for line in r.log() if "train/lr" in line] for r in (whole, resumed)]
+    assert rates[0] == rates[1]
+
+
+def test_a_crash_says_so_and_the_next_start_clears_it(fit, monkeypatch, tmp_path):
+    stop_after(monkeypatch, 7, RuntimeError("disk\nfull"))
+    with pytest.raises(RuntimeError):
+        fit()
+    failed = tmp_path / "runs" / "smoke" / "mdn" / "failed.json"
+    assert json.loads(failed.read_text()) == {"error": "RuntimeError: disk full", "step": 7}
+    assert fit().finished
+    assert not failed.exists()
+
+
+def test_sigterm_saves_the_step_at_hand(fit, monkeypatch, tmp_path):
+    original = lit.LitLanguageModel.training_step
+
+    def step(self, batch, index):
+        if self.global_step == 7:
+            signal.raise_signal(signal.SIGTERM)
+        return original(self, batch, index)
+
+    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
+    with pytest.raises(SIGTERMException):
+        fit()
+    saved = sorted(p.name for p in (tmp_path / "runs/smoke/mdn/checkpoints").glob("*.ckpt"))
+    assert saved[-1] == "step-00000008.ckpt"
+
+
+def test_a_finished_run_is_adopted(fit, monkeypatch):
+    before = fit().weights.stat().st_mtime_ns
+    monkeypatch.setattr(module, "_trainer", None)  # any training would fail
+    assert fit().weights.stat().st_mtime_ns == before
+
+
+def test_a_changed_configuration_starts_anew_and_going_back_restores(fit, tiny_run, monkeypatch):
+    first = losses(fit())
+    other = losses(fit(replace(tiny_run, lr=1e-3)))
+    assert sorted(other) == sorted(first)
+    assert other != first
+    monkeypatch.setattr(module, "_trainer", None)
+    assert losses(fit()) == first
+
+
+def test_micro_batches_change_the_loss_by_rounding_only(fit):
+    whole = losses(fit(runs="whole"))
+    pieces = losses(fit(runs="pieces", machine=replace(MACHINE, micro_batch=1)))
+    assert pieces == pytest.approx(whole, rel=1e-4)
+
+
+def test_validation_counts_optimizer_steps_under_accumulation(fit):
+    record = fit(machine=replace(MACHINE, micro_batch=1))
+    assert [line["step"] for line in record.log() if "validation/loss" in line] == [4, 8, 12]
+
+
+def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tiny_run):
+    budget = replace(tiny_run.training, validate_every=5)
+    record = fit(replace(tiny_run, training=budget))
+    assert [line["step"] for line in record.log() if "validation/loss" in line] == [5, 10, 12]
+    assert "validation_loss" in record.metrics
+
+
+def test_a_gradient_that_is_not_finite_skips_its_step(fit, monkeypatch):
+    original = lit.LitLanguageModel.training_step
+
+    def step(self, batch, index):
+        loss = original(self, batch, index)
+        return loss * float("nan") if self.global_step in (3, 4) else loss
+
+    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
+    record = fit()
+    assert record.metrics["skipped_steps"] == 2
+    assert record.metrics["steps"] == 12
+    assert all(torch.isfinite(t).all() for t in load_file(record.weights).values())
+
+
+def test_divergence_is_a_result_with_its_reason(fit, monkeypatch, tiny_run):
+    monkeypatch.setattr(lit, "MAX_SKIPPED", 3)
+    original = lit.LitLanguageModel.training_step
+
+    def step(self, batch, index):
+        loss = original(self, batch, index)
+        return loss * float("nan") if self.global_step >= 5 else loss
+
+    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
+    record = fit()
+    failed = json.loads((record.folder / "failed.json").read_text())
+    assert "3 steps in a row, up to step 8" in failed["error"]
+    assert record.finished
+    assert all(torch.isfinite(t).all() for t in load_file(record.weights).values())
+
+
+def test_a_budget_larger_than_the_text_goes_round_again(fit, tiny_run):
+    budget = replace(tiny_run.training, tokens=14 * 256, batch_tokens=256)  # 187 windows, 16 a step
+    record = fit(replace(tiny_run, training=budget))
+    assert record.metrics["steps"] == 14
+    assert record.metrics["validation_loss"] < losses(record)[1] - 1  # counting is easy
+
+
+def test_missing_tokens_are_named(fit, tiny_run):
+    with pytest.raises(FileNotFoundError, match="prepare@nowhere"):
+        fit(replace(tiny_run, data="nowhere"))
+
+
+def test_an_unknown_kernel_stops_before_any_work(fit, tiny_run, tmp_path):
+    with pytest.raises(ValueError, match="v9"):
+        fit(replace(tiny_run, kernel="v9"))
+    assert not (tmp_path / "runs").exists()
