@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 INSTALLED := $(VENV)/installed
 
-.PHONY: help setup repro check test test-slow test-gpu bench ui clean
+.PHONY: help setup repro check test test-slow test-dag test-gpu bench ui clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -31,6 +31,9 @@ test: setup ## the fast tests
 
 test-slow: setup ## the slow tests as well
 	python -m pytest -m 'not gpu'
+
+test-dag: setup ## the smoke DAG on cut-down parameters, with the edits of a newcomer
+	python -m pytest -m slow tests/pipeline
 
 test-gpu: setup ## the tests that need a CUDA device
 	python -m pytest -m gpu

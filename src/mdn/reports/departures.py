@@ -1,0 +1,100 @@
+"""Where a scale differs from the paper's protocol, said from params.yaml and from the runs' manifests."""
+
+from dataclasses import dataclass
+
+from mdn.config import Params
+from mdn.reports.frame import published
+from mdn.reports.layout import heldout
+from mdn.reports.runs import Run
+
+
+@dataclass(frozen=True)
+class Departure:
+    what: str
+    paper: str
+    here: str
+    differs: bool
+
+
+def departures(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list[Departure]:
+    """Every point of the protocol, the paper's beside ours. A scale that is not one of the paper's is set
+    beside both of them."""
+    at, protocol = params.scales[scale], published()["protocol"]
+    budget, mdn = at.training, params.models["mdn"].options.mdn
+    sides = [protocol[scale]] if scale in protocol else list(protocol.values())
+    shape = params.shapes.get(scale, {}).get("mdn")
+    found = []
+
+    def compare(what: str, key: str, here: float) -> None:
+        values = [side[key] for side in sides]
+        # A budget is cut to whole batches, and 0.5M is 2^19: five per cent is rounding.
+        same = any(abs(here - value) <= 0.05 * value for value in values)
+        told = " · ".join(dict.fromkeys(quantity(value) for value in values))
+        found.append(Departure(what, told, quantity(here), not same))
+
+    def state(what: str, paper: str, here: str) -> None:
+        found.append(Departure(what, paper, here, paper != here))
+
+    compare("Training tokens", "tokens", budget.tokens)
+    compare("Tokens a batch", "batch_tokens", budget.batch_tokens)
+    compare("Warm-up tokens", "warmup_tokens", budget.warmup_tokens)
+    compare("Context, tokens", "context", budget.context)
+    compare("Peak learning rate", "lr", budget.lr)
+    compare("Learning rate at the end", "lr_end", budget.lr * params.optimizer.lr_final)
+    text = params.data.sets[at.data]
+    source = text.repository or ", ".join(part.name for part in text.parts)
+    slim = at.data == "slimpajama"
+    paper_data = "SlimPajama, subset of 100B tokens"
+    found.append(Departure("Training text", paper_data, f"{at.data} ({source})", not slim))
+    found.append(
+        Departure("Which subset", "not published", f"{text.keep:.0%} of the documents, by their hash", True)
+        if slim
+        else Departure("Which subset", "not published", "all of it but the held-out shares", True)
+    )
+    if shape:
+        here = (
+            f"d {at.d_model}, {shape.layers} layers, {shape.heads} heads of {shape.head_k} × {shape.head_v}"
+        )
+        told = " · ".join(side["mdn"] for side in sides)
+        found.append(Departure("MDN's shape", told, here, here not in [side["mdn"] for side in sides]))
+    state("Temperature τ of η", "sqrt(d/h)", mdn.tau)
+    bound = "none" if mdn.log_mu_min is None else f"{mdn.log_mu_min:g}".replace("-", "−")
+    state("Lower bound of log μ", "−2", bound)
+    versions = {
+        version
+        for (at_scale, _), run in runs.items()
+        if at_scale == scale
+        for op, version in (run.manifest.get("kernels") or {}).items()
+        if op == "momentum_delta_rule"
+    }
+    used = ", ".join(sorted(versions)) or params.models["mdn"].kernel
+    found.append(
+        Departure(
+            "Coefficient of the chunk form",
+            "log space, Algorithm 1 (kernel version v1_logspace)",
+            f"Γ = L_α diag(β) L_μ (kernel version {used})" if used != "v1_logspace" else "v1_logspace",
+            used != "v1_logspace",
+        )
+    )
+    limit = at.evaluation.limit
+    state("Items a task", "all", "all" if limit is None else f"the first {limit}")
+    state("Evaluation window, tokens", "4096", str(at.evaluation.window))
+    stand_ins = ", ".join(column.title for column in heldout(params, scale))
+    state(
+        "WikiText perplexity",
+        "WikiText, window of 4K",
+        "not run" + (f"; own texts instead: {stand_ins}" if stand_ins else ""),
+    )
+    state("Retrieval at 2K", "FDA, SWDE, SQuAD, NQ, TQA, DROP", "not run")
+    return found
+
+
+def quantity(value: float) -> str:
+    """A number as one reads it: 15B, 0.5M, 4096, 3e−4."""
+    if value >= 1e5:
+        unit, size = ("B", 1e9) if value >= 1e9 else ("M", 1e6)
+        return f"{value / size:.4g}{unit}"
+    if value < 0.01:
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}".replace("-", "−")
+    return f"{value:.0f}" if value == int(value) else f"{value:g}"

@@ -1,0 +1,200 @@
+"""Loss curves from log.jsonl. The same input gives the same bytes: no dates, no random ids, bundled fonts."""
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from mdn.config import Params
+from mdn.pattern import parse
+from mdn.reports.layout import SYSTEMS
+from mdn.reports.runs import Run, active
+
+# Okabe and Ito's palette, told apart by colour-blind readers; the grey stands in for its black, which a dark
+# page swallows. A hybrid or an ablation keeps the colour of its mixer and changes the line.
+COLOURS = {
+    "attention": "#7f7f7f",
+    "mamba2": "#e69f00",
+    "gdn": "#56b4e9",
+    "comba": "#009e73",
+    "kda": "#cc79a7",
+    "mdn": "#d55e00",
+}
+STYLES: tuple[tuple[int, tuple[float, ...]], ...] = (
+    (0, ()),
+    (0, (5, 2)),
+    (0, (2, 1.5)),
+    (0, (6, 2, 1.5, 2)),
+    (0, (1, 1)),
+    (0, (6, 1.5, 1, 1.5, 1, 1.5)),
+    (0, (9, 2)),
+    (0, (4, 1.5, 4, 1.5, 1, 1.5)),
+)
+LEGEND_COLUMNS = 3
+POINTS = 500  # a line: as many as the eye can use, so that a long training does not make a large file
+INK = "#333333"  # text and axes; the page replaces it by its own text colour
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mdn",
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#888888",
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "legend.handlelength": 3,
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    name: str
+    scale: str
+    title: str
+    svg: str
+    png: bytes
+
+
+def line_style(params: Params, name: str) -> tuple[str, tuple[int, tuple[float, ...]]]:
+    """Colour and dashes of a model, the same in every figure: they depend on params.yaml's list of models and
+    not on which of them have been run."""
+
+    def mixer(model: str) -> str:
+        return parse(params.models[model].pattern)[0]
+
+    place = [model for model in params.models if mixer(model) == mixer(name)].index(name)
+    shade = 0.75 ** (place // len(STYLES))  # a family that has used up the styles goes on in a darker tone
+    red, green, blue = to_rgb(COLOURS.get(mixer(name), "#0072b2"))
+    return to_hex((shade * red, shade * green, shade * blue)), STYLES[place % len(STYLES)]
+
+
+def smooth(values: list[float], half: int) -> list[float]:
+    """Centred moving average over 2·half + 1 values, over fewer at the ends."""
+    if not values:
+        return []
+    sums = [0.0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    found = []
+    for i in range(len(values)):
+        start, stop = max(0, i - half), min(len(values), i + half + 1)
+        found.append((sums[stop] - sums[start]) / (stop - start))
+    return found
+
+
+def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
+    """Two figures a scale: the systems of Table 2, the variants beside MDN; none without a log."""
+    found = []
+    for scale, at in params.scales.items():
+        logged = [name for name in active(params, runs, scale) if runs[scale, name].log]
+        systems = [name for name in logged if name in SYSTEMS]
+        variants = [name for name in logged if name not in SYSTEMS]
+        if systems:
+            title = f"Training at {at.title} scale: the systems of Table 2"
+            found.append(_draw(params, runs, scale, systems, f"loss-{scale}", title))
+        if variants:
+            names = [name for name in systems if name == "mdn"] + variants
+            title = f"Training at {at.title} scale: variants"
+            found.append(_draw(params, runs, scale, names, f"loss-{scale}-variants", title))
+    return found
+
+
+def _draw(
+    params: Params, runs: dict[tuple[str, str], Run], scale: str, names: list[str], name: str, title: str
+) -> Drawing:
+    rows = -(-(len(names) + 1) // LEGEND_COLUMNS)
+    legend = 0.2 + 0.18 * rows  # inches
+    height = 3.5 + legend
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, height))
+        panels = figure.subplot_mosaic(
+            [["loss", "lr"], ["loss", "norm"]],
+            width_ratios=[2.3, 1],
+            gridspec_kw={
+                "left": 0.06,
+                "right": 0.985,
+                "bottom": (legend + 0.5) / height,
+                "top": 1 - 0.3 / height,
+                "wspace": 0.22,
+                "hspace": 0.35,
+            },
+        )
+        loss, lr, norm = panels["loss"], panels["lr"], panels["norm"]
+        handles = []
+        for model in names:
+            run = runs[scale, model]
+            colour, dashes = line_style(params, model)
+            per_step = run.config["training"]["batch_tokens"] / 1e6
+            label = params.models[model].title or model
+            if run.state == "failed":
+                label += " (failed)"
+            _line(loss, run, "train/loss", per_step, colour, dashes, half=max(1, len(run.log) // 60))
+            _line(lr, run, "train/lr", per_step, colour, dashes)
+            _line(norm, run, "train/grad_norm", per_step, colour, dashes, half=max(1, len(run.log) // 60))
+            steps, values = run.series("validation/loss")
+            loss.plot(
+                [s * per_step for s in steps],
+                values,
+                "o",
+                color=colour,
+                markersize=4,
+                clip_on=False,
+                zorder=3,
+            )
+            handles.append(Line2D([], [], color=colour, linestyle=dashes, label=label))
+        handles.append(
+            Line2D([], [], color=INK, marker="o", linestyle="none", markersize=4, label="validation")
+        )
+        loss.set(title="Loss (nats a token; training smoothed)", xlabel="tokens (millions)")
+        lr.set(title="Learning rate")
+        norm.set(title="Gradient norm", xlabel="tokens (millions)")
+        lr.tick_params(labelbottom=False)
+        for panel in panels.values():
+            panel.set_xlim(left=0)
+            panel.xaxis.set_major_locator(MaxNLocator(5))
+        lr.set_ylim(bottom=0)
+        figure.legend(handles=handles, loc="lower center", ncols=LEGEND_COLUMNS)
+        text, image = io.StringIO(), io.BytesIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        figure.savefig(image, format="png", dpi=160, metadata={"Software": None}, facecolor="white")
+    return Drawing(name, scale, title, text.getvalue(), image.getvalue())
+
+
+def _line(
+    panel: Axes,
+    run: Run,
+    key: str,
+    per_step: float,
+    colour: str,
+    dashes: tuple[int, tuple[float, ...]],
+    half: int = 0,
+) -> None:
+    steps, values = run.series(key)
+    values = smooth(values, half) if half else values
+    every = -(-len(steps) // POINTS) or 1
+    panel.plot(
+        [step * per_step for step in steps[::every]],
+        values[::every],
+        color=colour,
+        linestyle=dashes,
+        linewidth=1.5,
+    )

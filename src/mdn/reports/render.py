@@ -1,0 +1,46 @@
+"""Writes everything under reports/ from params.yaml and the run folders."""
+
+from pathlib import Path
+
+from mdn.config import Params
+from mdn.reports import site
+from mdn.reports.figures import drawings
+from mdn.reports.frame import frame, layout
+from mdn.reports.runs import read_runs
+from mdn.reports.tables import csv, grids, latex, markdown
+
+
+def render(params: Params, root: Path, out: Path) -> Path:
+    """Writes tables/, figures/, cells.csv and index.html; returns the path of index.html.
+
+    The same run folders give the same bytes. Files in tables/ and figures/ that this render does not write
+    are of an earlier one and are removed.
+
+    Raises:
+        ValueError: if a file of a run folder cannot be read; names it.
+    """
+    runs = read_runs(params, root)
+    cells = frame(params, runs)
+    formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
+    files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
+    for grid in formatted:
+        for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
+            files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
+    for drawing in drawn:
+        files[Path("figures", f"{drawing.name}.svg")] = drawing.svg.encode()
+        files[Path("figures", f"{drawing.name}.png")] = drawing.png
+    files[Path("index.html")] = site.render(params, runs, formatted, drawn).encode()
+    for name, content in files.items():
+        _write(out / name, content)
+    for folder in ("tables", "figures"):
+        for path in sorted((out / folder).glob("*")):
+            if path.relative_to(out) not in files:
+                path.unlink()
+    return out / "index.html"
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)

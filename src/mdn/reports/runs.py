@@ -1,0 +1,115 @@
+"""Run folders as the report reads them. Nothing here computes or changes a result."""
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from mdn.config import Params
+from mdn.tracking.record import Record
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training and its evaluations. state: absent, unfinished, failed or finished."""
+
+    scale: str
+    name: str
+    state: str
+    folder: Path
+    manifest: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    failure: dict[str, Any] = field(default_factory=dict)
+    mlflow: dict[str, Any] = field(default_factory=dict)
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # by suite
+
+    @cached_property
+    def log(self) -> list[dict[str, Any]]:
+        return Record(self.folder).log()
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """config.yaml as it was written: a run may be older than today's options."""
+        found = OmegaConf.to_container(OmegaConf.create(self.config_text))
+        return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def last_step(self) -> int:
+        return int(self.log[-1]["step"]) if self.log else 0
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of the whole training."""
+        budget = self.config.get("training", {})
+        return budget["tokens"] // budget["batch_tokens"] if budget else None
+
+    @property
+    def kernel(self) -> str | None:
+        versions = self.manifest.get("kernels") or {}
+        return ", ".join(f"{op}: {version}" for op, version in sorted(versions.items())) or None
+
+    @property
+    def commit(self) -> str | None:
+        commit = self.manifest.get("commit")
+        return f"{commit} + local changes" if commit and self.manifest.get("dirty") else commit
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of one quantity of the log; a value that was not finite is left out."""
+        found = [(line["step"], line[key]) for line in self.log if isinstance(line.get(key), int | float)]
+        return [step for step, _ in found], [float(value) for _, value in found]
+
+
+def read_run(root: Path, scale: str, name: str) -> Run:
+    """The run in `root/scale/name`.
+
+    Raises:
+        ValueError: if one of its files is not what its name says; names the file.
+    """
+    folder = root / scale / name
+    failure = _mapping(folder / "failed.json")
+    manifest = _mapping(folder / "manifest.json")
+    config = folder / "config.yaml"
+    if failure:  # one that diverged has metrics.json too, of its last finite weights
+        state = "failed"
+    elif (folder / "metrics.json").exists():
+        state = "finished"
+    else:
+        state = "unfinished" if manifest else "absent"
+    suites = sorted((folder / "evaluation").glob("*.json"))
+    return Run(
+        scale,
+        name,
+        state,
+        folder,
+        manifest,
+        config.read_text() if config.exists() else "",
+        failure,
+        _mapping(folder / "mlflow.json"),
+        {path.stem: _mapping(path) for path in suites},
+    )
+
+
+def read_runs(params: Params, root: Path) -> dict[tuple[str, str], Run]:
+    """Every model of params.yaml at every scale, by (scale, model)."""
+    return {(scale, name): read_run(root, scale, name) for scale in params.scales for name in params.models}
+
+
+def active(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list[str]:
+    """Models that are asked for at a scale, or have been run there."""
+    wanted = params.runs.get(scale, {})
+    return [name for name in params.models if name in wanted or runs[scale, name].state != "absent"]
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error}); restore it or repeat its stage") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a mapping is wanted, found {type(value).__name__}; repeat its stage")
+    return value

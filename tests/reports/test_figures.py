@@ -1,0 +1,39 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mdn.config import Params
+from mdn.reports.figures import drawings, line_style, smooth
+from mdn.reports.runs import read_runs
+
+
+def test_a_model_looks_the_same_in_every_figure_and_differs_from_all_others(params: Params):
+    styles = {name: line_style(params, name) for name in params.models}
+    assert len(set(styles.values())) == len(styles)
+    assert styles["mdn"] == ("#d55e00", (0, ()))
+    assert styles["mdn-no-momentum"][0] == styles["gdn"][0] == styles["gdn-h-3to1"][0]
+
+
+@pytest.mark.parametrize(("half", "expected"), [(1, [1.5, 2.0, 3.0, 3.5]), (9, [2.5] * 4)])
+def test_smoothing_is_a_centred_mean_that_shortens_at_the_ends(half, expected):
+    assert smooth([1.0, 2.0, 3.0, 4.0], half) == pytest.approx(expected)
+
+
+def test_a_long_training_does_not_make_a_large_figure(params: Params, runs: Path):
+    log = runs / "smoke" / "mdn" / "log.jsonl"
+    log.write_text(
+        "".join(
+            json.dumps({"step": step, "train/loss": 5 + step % 7, "train/lr": 1e-3, "train/grad_norm": 1.0})
+            + "\n"
+            for step in range(1, 20001)
+        )
+    )
+    for scale, name in [("smoke", name) for name in params.models if name != "mdn"]:
+        (runs / scale / name / "log.jsonl").unlink(missing_ok=True)
+    drawing = next(d for d in drawings(params, read_runs(params, runs)) if d.name == "loss-smoke")
+    assert len(drawing.svg) < 100_000
+
+
+def test_scales_without_a_log_have_no_figure(params: Params, tmp_path: Path):
+    assert drawings(params, read_runs(params, tmp_path)) == []

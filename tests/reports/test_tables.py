@@ -1,0 +1,125 @@
+import re
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from mdn.config import Params
+from mdn.reports.frame import frame, layout
+from mdn.reports.runs import read_runs
+from mdn.reports.tables import Grid, grids, latex, markdown, number, signed, tex
+
+
+def formatted(params: Params, root: Path) -> dict[str, Grid]:
+    runs = read_runs(params, root)
+    return {grid.name: grid for grid in grids(frame(params, runs), layout(params, runs), params.scales)}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.125, "0.13"),
+        (0.135, "0.14"),
+        (2.675, "2.68"),
+        (-0.125, "-0.13"),
+        (12.5, "12.50"),
+        (0.0, "0.00"),
+        (0.005, "0.01"),
+        (0.0012, "1.2e-3"),
+        (999999.994, "999999.99"),
+        (1234567.0, "1.23e6"),
+        (8.9e14, "8.90e14"),
+    ],
+)
+def test_numbers_keep_two_decimals_and_never_vanish(value, text):
+    assert number(value) == text
+
+
+def test_differences_carry_their_sign():
+    assert (signed(0.08), signed(-13.484), signed(0.0)) == ("+0.08", "−13.48", "+0.00")
+
+
+def test_best_follows_the_direction_of_its_column(params: Params, runs: Path):
+    grid = formatted(params, runs)["table2-smoke"]
+    keys = [column.key for column in grid.table.columns]
+    best = {key: [title for title, cells in grid.rows if cells[n].best] for n, key in enumerate(keys)}
+    assert best["heldout_wiki"] == best["lambada_ppl"] == best["hellaswag"] == best["lm_average"] == ["MDN"]
+    assert best["wikitext_ppl"] == best["retrieval_average"] == []
+    worst = [title for title, cells in grid.rows if cells[keys.index("lambada_ppl")].value == "55.60"]
+    assert worst == ["KDA"]
+
+
+def test_a_single_value_is_not_called_the_best_and_equals_share_it(params: Params, runs: Path):
+    found = formatted(params, runs)
+    assert not any(cell.best for _, cells in found["table4-hybrids-smoke"].rows for cell in cells)
+    grid = found["table2-400m"]
+    at = [column.key for column in grid.table.columns].index("piqa")
+    assert [title for title, cells in grid.rows if cells[at].best] == ["GDN", "MDN"]
+
+
+def test_gap_is_ours_minus_the_papers(params: Params, runs: Path):
+    grid = formatted(params, runs)["table2-400m"]
+    at = [column.key for column in grid.table.columns].index("lm_average")
+    cells = dict(grid.rows)["MDN"]
+    assert (cells[at].value, cells[at].published, cells[at].gap) == ("49.40", "49.42", "−0.02")
+    assert dict(grid.rows)["KDA"][at].gap == ""
+
+
+def test_markdown_shows_every_kind_of_cell(params: Params, runs: Path):
+    found = formatted(params, runs)
+    text = markdown(found["table4-ablations-smoke"])
+    line = next(line for line in text.splitlines() if line.startswith("| MDN |"))
+    assert "**32.50** ± 4.00" in line
+    assert "HellaSwag acc_n ↑ (n = 40)" in text
+    assert "- failed (w/o momentum (GDN with gate bounds)): training failed at step 17" in text
+    assert "Not comparable with the paper: Smoke is not one of its scales." in text
+    assert "NaN" not in text
+    text = markdown(found["table4-ablations-400m"])
+    assert "NaN at step 70" in text
+    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert len(widths) == 1
+
+
+@pytest.mark.parametrize(
+    ("plain", "source"),
+    [
+        ("τ = √(d/8)", r"$\tau$ = $\surd$(d/8)"),
+        ("log μ ≥ −1.5", r"log $\mu$ $\geq$ $-$1.5"),
+        ("α_max = 1", r"$\alpha$\_max = 1"),
+        (
+            "a_b & 50% #1 {x} ~ ^ \\ <y> $",
+            r"a\_b \& 50\% \#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{} $<$y$>$ \$",
+        ),
+        ("naïve 模", "naive ?"),
+    ],
+)
+def test_latex_escapes_text(plain, source):
+    assert tex(plain) == source
+
+
+def test_latex_is_ascii_balanced_and_even(params: Params, runs: Path):
+    for grid in formatted(params, runs).values():
+        text = latex(grid)
+        assert text.isascii()
+        opened, closed = re.findall(r"\\begin\{(\w+)\}", text), re.findall(r"\\end\{(\w+)\}", text)
+        assert opened == closed[::-1] == ["table", "tabular"]
+        bare = re.sub(r"\\[{}$]", "", text)
+        assert bare.count("{") == bare.count("}")
+        assert bare.count("$") % 2 == 0
+        body = text[text.index(r"\midrule") + 8 : text.index(r"\bottomrule")].strip().splitlines()
+        for line in body:
+            assert line.endswith(r" \\")
+            spans = re.search(r"\\multicolumn\{(\d+)\}", line)
+            ampersands = len(re.findall(r"(?<!\\)&", line)) + (int(spans[1]) - 1 if spans else 0)
+            assert ampersands == len(grid.table.columns)
+
+
+def test_csv_holds_value_error_items_published_gap_and_status(rendered: Path):
+    table = pl.read_csv(rendered / "tables" / "table2-400m.csv")
+    mdn = table.filter(pl.col("row") == "mdn").to_dicts()[0]
+    assert (mdn["lm_average_value"], mdn["lm_average_published"], mdn["lm_average_gap"]) == (
+        49.4,
+        49.42,
+        -0.02,
+    )
+    assert (mdn["wikitext_ppl_value"], mdn["wikitext_ppl_status"]) == (None, "not run")
