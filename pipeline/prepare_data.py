@@ -1,0 +1,64 @@
+"""Stage `prepare`: one data set of params.yaml into token shards, data/tokens/<set>."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from mdn.config import ConfigError, load
+from mdn.data import gpt2
+from mdn.data.prepare import prepare
+from mdn.data.selection import LEFT_OUT
+from mdn.data.tokenization import tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("set", help="a name under data.sets")
+    parser.add_argument("--params", default="params.yaml")
+    parser.add_argument("--raw", type=Path, default=Path("data/raw"))
+    parser.add_argument("--tokens", type=Path, default=Path("data/tokens"))
+    arguments = parser.parse_args()
+    try:
+        sets = load(arguments.params).data.sets
+        if arguments.set not in sets:
+            raise ConfigError(f"data.sets: {arguments.set!r} is not there; use one of {', '.join(sets)}")
+        made = tokenizer(arguments.raw / gpt2.FOLDER)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            task = progress.add_task("reading", total=None)
+
+            def watch(what: str, done: int, total: int | None) -> None:
+                progress.update(task, description=what, completed=done, total=total)
+
+            index = prepare(
+                arguments.set,
+                sets[arguments.set],
+                raw=arguments.raw,
+                tokens=arguments.tokens,
+                made=made,
+                watch=watch,
+            )
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    Console().print(summary(arguments.set, index))
+
+
+def summary(name: str, index: dict[str, Any]) -> Table:
+    """What became of each part's documents."""
+    table = Table("part", title=f"{name}, digest {index['digest'][:12]}")
+    for head in ("train documents", "tokens", "held-out documents", "tokens", "left out"):
+        table.add_column(head, justify="right")
+    for source in index["sources"]:
+        counts = [source[split][unit] for split in ("train", "heldout") for unit in ("documents", "tokens")]
+        left_out = [f"{source[why]:,} {why}" for why in LEFT_OUT if source[why]]
+        table.add_row(source["name"], *(f"{count:,}" for count in counts), ", ".join(left_out) or "none")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The training batches of one rank, read from memory maps as they are asked for."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from mdn.data.order import Order, window_count
+from mdn.data.shards import TokenSplit
+
+
+class TrainingWindows(Dataset[dict[str, Tensor]]):
+    """Item i is the rank's part of optimizer step first_step + i; steps [first_step, last_step), from 0.
+
+    An item is {"ids": [batch / world_size, context], "labels": the same, one token further}, int64. The
+    global batch of a step is the same for any number of ranks: each takes its contiguous part. For a
+    DataLoader with batch_size=None and no shuffling.
+
+    Raises:
+        ValueError: if order and split do not belong together, or the ranks do not divide the batch.
+    """
+
+    def __init__(
+        self,
+        split: TokenSplit,
+        context: int,
+        order: Order,
+        first_step: int,
+        last_step: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        windows = window_count(len(split), context)
+        if order.windows != windows:
+            raise ValueError(
+                f"order.windows: {order.windows}, but split {split.split} has {windows} windows of {context} "
+                f"tokens; use Order({windows}, …)"
+            )
+        if order.batch % world_size:
+            raise ValueError(
+                f"world_size: {world_size} does not divide a batch of {order.batch} windows; use a divisor"
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank: {rank} is not below world_size {world_size}; ranks start at 0")
+        if not 0 <= first_step <= last_step:
+            raise ValueError(f"first_step: {first_step} is not between 0 and last_step {last_step}")
+        self.split, self.context, self.order = split, context, order
+        self.first_step, self.last_step = first_step, last_step
+        share = order.batch // world_size
+        self._part = slice(rank * share, (rank + 1) * share)
+
+    def __len__(self) -> int:
+        return self.last_step - self.first_step
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        if not 0 <= i < len(self):  # IndexError also ends a plain for loop
+            raise IndexError(f"item {i} of {len(self)} steps")
+        starts = self.order.indices(self.first_step + i)[self._part] * self.context
+        rows = np.stack([self.split.tokens(start, start + self.context + 1) for start in starts.tolist()])
+        tokens = torch.from_numpy(rows.astype(np.int64))
+        return {"ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
