@@ -48,7 +48,7 @@ def _bare(source: str) -> str:
             text = body[0].value
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
                 body[0] = ast.Pass()
-    return ast.dump(tree)
+    return ast.unparse(tree)  # ast.dump differs from one Python to the next
 
 
 def file_digest(path: Path) -> str:

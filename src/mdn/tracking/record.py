@@ -82,13 +82,19 @@ class Record:
         with (self.folder / "log.jsonl").open("a") as log:
             log.write(json.dumps(line, allow_nan=False) + "\n")
 
-    def log(self) -> list[dict[str, Any]]:
-        """The lines of log.jsonl; a last line that a kill cut short is left out."""
+    def log(self, first: int = 0) -> list[dict[str, Any]]:
+        """The lines of log.jsonl from step `first` on; a last line that a kill cut short is left out."""
         path = self.folder / "log.jsonl"
         if not path.exists():
             return []
         text = path.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        lines: list[dict[str, Any]] = []
+        for line in reversed(text[: text.rfind("\n") + 1].splitlines()):
+            lines.append(json.loads(line))
+            if lines[-1]["step"] < first:
+                lines.pop()
+                break  # the mirror asks every few seconds; parsing it all would cost
+        return lines[::-1]
 
     def rewind(self, step: int) -> None:
         """Drops log lines after `step`: a resumed training writes them again."""

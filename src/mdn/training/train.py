@@ -42,11 +42,8 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
     model = build(run, device)
     _rehearse(model, device)
     record, todo = open_record(runs, run, data=index["digest"][:12], code=code_digest())
-    mirror = Mirror(record, uri)
     if todo == "finished":
         print(f"{record.folder}: finished with the same configuration, data and code; adopted")
-        mirror.start()
-        mirror.stop()
         return record
 
     failed = record.folder / "failed.json"
@@ -58,6 +55,7 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
     _describe(record, run, model, index)
     module, data = LitLanguageModel(model, run), TokenData(run, machine, tokens)
     trainer = _trainer(run, machine, record)
+    mirror = Mirror(record, uri if trainer.is_global_zero else None)
     mirror.start()
     try:
         try:
@@ -70,8 +68,8 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
         if trainer.is_global_zero:
             _finish(record, module)
     except Exception as error:
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        write_json(failed, {"error": message, "step": trainer.global_step})
+        error_line = " ".join(f"{type(error).__name__}: {error}".split())
+        write_json(failed, {"error": error_line, "step": trainer.global_step})
         mirror.stop()
         raise
     except BaseException:  # told to stop

@@ -1,0 +1,157 @@
+"""The command `mdn`. Each subcommand is one function and imports what it needs itself: `--help` is quick."""
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from mdn.config import ConfigError, load
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one subcommand and returns its exit status: 2 for a mistake in params.yaml or the arguments."""
+    parser = argparse.ArgumentParser(prog="mdn", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--params", type=Path, default=Path("params.yaml"), help="default: %(default)s")
+
+    command = commands.add_parser("check", parents=[common], help="check params.yaml")
+    command.set_defaults(run=_check)
+
+    command = commands.add_parser("plan", parents=[common], help="parameters, FLOPs and steps of every model")
+    command.add_argument("--scale", action="append", help="only this one (may be given again)")
+    command.set_defaults(run=_plan)
+
+    command = commands.add_parser("generate", parents=[common], help="continue a prompt with a trained model")
+    command.add_argument("--run", dest="folder", type=Path, required=True, help="for example runs/smoke/mdn")
+    command.add_argument("--prompt", required=True)
+    command.add_argument("--tokens", type=int, default=64, help="how many to add, default: %(default)s")
+    command.add_argument(
+        "--temperature", type=float, default=0.0, help="0, the default: the most likely token"
+    )
+    command.add_argument("--seed", type=int, default=42, help="of the samples, default: %(default)s")
+    command.add_argument("--raw", type=Path, default=Path("data/raw"), help="default: %(default)s")
+    command.set_defaults(run=_generate)
+
+    command = commands.add_parser("sync", parents=[common], help="send run folders to MLflow")
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
+    command.set_defaults(run=_sync)
+
+    command = commands.add_parser("ui", parents=[common], help="show MLflow's pages of this project")
+    command.add_argument("--print", action="store_true", help="only print the command")
+    command.set_defaults(run=_ui)
+
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, OSError) as error:
+        print(f"mdn: {error}", file=sys.stderr)
+        return 2
+
+
+def _check(options: argparse.Namespace) -> int:
+    params = load(options.params)
+    cells = {scale: len(runs) for scale, runs in params.runs.items() if runs}
+    print(f"{options.params}: in order; " + ", ".join(f"{n} models at {scale}" for scale, n in cells.items()))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    from mdn.models.cost import flops_per_token, parameters, state_bytes
+
+    params = load(options.params)
+    for scale in options.scale or params.scales:
+        if scale not in params.scales:
+            raise ConfigError(f"--scale: {scale!r} is unknown; use {', '.join(params.scales)}")
+        at = params.scales[scale]
+        budget = at.training
+        table = Table(
+            title=f"{at.title}: {budget.tokens / 1e9:,.4g}B tokens = {budget.steps:,} steps of "
+            f"{budget.batch_tokens:,} ({budget.batch:,} sequences of {budget.context:,})"
+        )
+        table.add_column("model", no_wrap=True)
+        for title in (
+            "parameters",
+            "outside\nvocabulary",
+            "FLOPs\na token",
+            "FLOPs\nin all",
+            "decoding\nstate",
+        ):
+            table.add_column(title, justify="right", no_wrap=True)
+        for name in params.models:
+            base = params.models[name].base or name
+            if base not in params.shapes.get(scale, {}):
+                continue
+            run = params.run(scale, name)
+            parts, flops = parameters(run), flops_per_token(run, budget.context)
+            table.add_row(
+                name,
+                f"{parts['total'] / 1e6:,.1f} M",
+                f"{(parts['total'] - parts['embedding'] - parts['head']) / 1e6:,.1f} M",
+                f"{flops / 1e9:.3g} G",
+                f"{flops * budget.tokens:.2e}",
+                f"{state_bytes(run, budget.context) / 2**20:,.3g} MiB",
+            )
+        Console().print(table)
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> int:
+    import torch
+
+    from mdn.data import gpt2
+    from mdn.data.tokenization import tokenizer
+    from mdn.models.lm import load as load_model
+
+    if options.tokens < 1:
+        raise ConfigError(f"--tokens: {options.tokens} adds nothing; use 1 or more")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(options.folder, device)
+    encoder = tokenizer(options.raw / gpt2.FOLDER)
+    ids = encoder.encode(options.prompt).ids or [gpt2.EOT]
+    generator = torch.Generator(device).manual_seed(options.seed)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        out = model.generate(
+            torch.tensor([ids], device=device), options.tokens, options.temperature, gpt2.EOT, generator
+        )
+    print(encoder.decode(out[0].tolist()))
+    return 0
+
+
+def _sync(options: argparse.Namespace) -> int:
+    from mdn.tracking.mlflow import sync_all
+
+    sent = sync_all(options.runs, _uri(options))
+    for folder, run in sent.items():
+        print(f"{folder}: {run or 'not sent'}")
+    if not sent:
+        print(f"{options.runs}: no run folders")
+    return int(None in sent.values())
+
+
+def _ui(options: argparse.Namespace) -> int:
+    from mdn.tracking.mlflow import open_store, ui_command
+
+    uri = _uri(options)
+    if uri.startswith("http"):
+        print(f"open {uri} in a browser")
+        return 0
+    command = ui_command(uri)
+    print(command, flush=True)
+    if options.print:
+        return 0
+    open_store(uri)
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # eight processes that nothing here needs
+    os.execv(sys.executable, [sys.executable, "-m", *shlex.split(command)])  # this environment's mlflow
+
+
+def _uri(options: argparse.Namespace) -> str:
+    uri = load(options.params).tracking.uri
+    if uri is None:
+        raise ConfigError("tracking.uri: null means no store; write for example sqlite:///mlflow.db")
+    return uri
