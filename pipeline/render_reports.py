@@ -1,4 +1,4 @@
-"""Stage `render`: tables, figures and reports/index.html from the run folders."""
+"""Stage render: tables, figures and reports/index.html from the run folders; then all of it to MLflow."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mdn.config import load
 from mdn.reports.render import render
+from mdn.tracking.mlflow import attach, sync_all
 
 
 def main() -> None:
@@ -15,9 +16,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("reports"))
     arguments = parser.parse_args()
     try:
-        print(render(load(arguments.params), arguments.runs, arguments.out))
+        params = load(arguments.params)
+        print(render(params, arguments.runs, arguments.out))
     except ValueError as error:
         sys.exit(f"render_reports: {error}")
+    if params.tracking.uri:
+        sync_all(arguments.runs, params.tracking.uri)
+        written = [path for path in sorted(arguments.out.rglob("*")) if path.is_file()]
+        attach(arguments.out, params.tracking.uri, written)
 
 
 if __name__ == "__main__":

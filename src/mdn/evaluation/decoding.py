@@ -1,0 +1,86 @@
+"""Greedy decoding of many prompts together, without padding.
+
+A recurrent state cannot mask what it has read, so padding would change it. The prompts of a group therefore
+advance in lockstep from their first token: the length they share is prefilled, and from there each prompt
+reads its own remaining tokens while shorter ones already write. Every state sees exactly its own tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mdn.evaluation.scoring import Progress, precision, quiet
+
+if TYPE_CHECKING:
+    from mdn.mixers import State
+    from mdn.models.lm import LanguageModel
+
+SPREAD = 64  # largest difference of lengths in a group: so many prompt tokens are read one at a time
+
+Finished = Callable[[int, list[int]], bool]  # (number of the prompt, tokens written): stop here?
+
+
+@torch.inference_mode()
+def decode(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    finished: Finished,
+    *,
+    batch_tokens: int,
+    progress: Progress = quiet,
+) -> list[list[int]]:
+    """The tokens that greedy decoding writes after each prompt until `finished`, asked after every token.
+
+    Args:
+        prompts: token ids, at least one each.
+        batch_tokens: most prompts in a group times tokens of the longest, and most tokens of a prefill pass.
+    """
+    outputs: list[list[int]] = [[] for _ in prompts]
+    order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n]), list(prompts[n])))
+    start = 0
+    while start < len(order):
+        longest = len(prompts[order[start]])
+        most = order[start : start + max(1, batch_tokens // longest)]
+        group = [n for n in most if longest - len(prompts[n]) <= SPREAD]
+        _decode_group(model, prompts, group, outputs, finished, batch_tokens)
+        start += len(group)
+        progress(start, len(order))
+    return outputs
+
+
+def _decode_group(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    group: Sequence[int],
+    outputs: list[list[int]],
+    finished: Finished,
+    batch_tokens: int,
+) -> None:
+    device = next(model.parameters()).device
+    read = min(len(prompts[n]) for n in group)  # tokens that every state has seen
+    states: list[State] | None = model.init_states(len(group), device=device)
+    shared_BT = torch.tensor([list(prompts[n][:read]) for n in group], device=device)
+    with precision(device):
+        for ids_BT in shared_BT.split(max(1, batch_tokens // len(group)), dim=1):
+            h_BTD, states = model.hidden(ids_BT, states)
+        going = set(group)
+        while going:
+            next_B = _greedy(model, h_BTD)
+            for row, n in enumerate(group):
+                if read < len(prompts[n]):
+                    next_B[row] = prompts[n][read]
+                elif n in going:
+                    outputs[n].append(next_B[row])
+                    if finished(n, outputs[n]):
+                        going.remove(n)
+            read += 1
+            if going:
+                h_BTD, states = model.hidden(torch.tensor(next_B, device=device)[:, None], states)
+
+
+def _greedy(model: LanguageModel, h_BTD: Tensor) -> list[int]:
+    return model.logits(h_BTD[:, -1]).argmax(-1).tolist()

@@ -1,0 +1,38 @@
+"""A bar for each task, with items/s and the time left."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from mdn.evaluation import scoring
+
+
+class Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.1f} items/s" if speed else "")
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str], scoring.Progress]]:
+    """Yields a function that adds a task's bar and returns what moves it."""
+    columns = (BarColumn(), MofNCompleteColumn(), Speed(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as progress:
+
+        def add(name: str) -> scoring.Progress:
+            bar = progress.add_task(name, total=None)
+            return lambda done, total: progress.update(bar, completed=done, total=total)
+
+        yield add

@@ -1,0 +1,55 @@
+"""Every kind of layer of ours: neither batch nor padding nor grouping changes what is scored and written."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from mdn.config import Shape
+from mdn.evaluation.decoding import decode
+from mdn.evaluation.scoring import score
+from mdn.models.lm import build
+from mdn.options import Options
+
+from .test_scoring import one_by_one, random_pairs
+
+PATTERNS = ["attention", "mamba2", "gdn", "comba", "kda", "mdn", "mdn,attention"]
+
+
+@pytest.fixture(scope="module", params=PATTERNS)
+def lm(request, params):
+    mixers = request.param.split(",")
+    shape = Shape(layers=2, heads=2, head_k=8, head_v=8)
+    if "mamba2" in mixers:
+        shape = replace(shape, heads=8)
+    run = replace(
+        params.run("smoke", "mdn"),
+        d_model=32,
+        pattern=request.param,
+        shape=shape,
+        options={mixer: asdict(getattr(Options(), mixer)) for mixer in mixers},
+    )
+    torch.manual_seed(0)
+    model = build(run)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(8)  # layers that matter, and clear winners in decoding
+    return model.eval()
+
+
+def test_scores_do_not_depend_on_batch_and_padding(lm):
+    pairs = random_pairs(2, 7, 100)
+    alone = [one_by_one(lm, *pair) for pair in pairs]
+    for batch_tokens in (1, 100_000):
+        found = score(lm, pairs, window=256, batch_tokens=batch_tokens)
+        assert [value for value, _ in found] == pytest.approx([value for value, _ in alone], abs=1e-4)
+        assert [greedy for _, greedy in found] == [greedy for _, greedy in alone]
+
+
+def test_groups_write_what_each_prompt_writes_alone(lm):
+    prompts = [context for context, _ in random_pairs(3, 6, 90)]
+    found = decode(lm, prompts, lambda n, ids: len(ids) >= 5, batch_tokens=300)
+    for prompt, written in zip(prompts, found, strict=True):
+        whole = lm.generate(torch.tensor([prompt]), 5)[0].tolist()
+        assert written == whole[len(prompt) :]

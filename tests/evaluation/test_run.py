@@ -1,0 +1,298 @@
+"""A suite from files to its JSON: contents, adoption, resuming, failures."""
+
+import gzip
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdn.config import Evaluation
+from mdn.data.shards import ShardWriter, write_index
+from mdn.evaluation.scoring import quiet
+from mdn.evaluation.suites import TASKS, run
+from mdn.evaluation.suites.run import Cell, run_suite, write_samples
+from mdn.tracking.record import Record
+
+from .files import write_all
+from .items import EXAMPLES
+from .models import EOT, VOCABULARY, Constant
+
+SETTING = Evaluation(limit=2, window=128, batch_tokens=512, heldout_tokens=100)
+
+
+def write_tokens(folder):
+    folder.mkdir(parents=True)
+    splits = {}
+    for name in ("train", "heldout_wiki", "heldout_c4"):
+        writer = ShardWriter(folder, name, 1000)
+        writer.write(np.arange(90, dtype=np.uint16))
+        splits[name] = writer.close()
+    write_index(folder, splits, [])
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch, tiny_run, model, tokenizer) -> Cell:
+    write_all(tmp_path / "raw", monkeypatch)
+    write_tokens(tmp_path / "tokens/smoke")
+    record = Record(tmp_path / "runs/smoke/mdn")
+    record.folder.mkdir(parents=True)
+    tiny_run.to_yaml(record.folder / "config.yaml")
+    save_file({"head": torch.ones(1)}, record.weights)
+    return Cell(record, model, tokenizer, SETTING, tmp_path / "raw", tmp_path / "tokens/smoke")
+
+
+def nothing(name):
+    return quiet
+
+
+def read(path):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def samples(cell, suite):
+    with gzip.open(cell.record.folder / f"evaluation/{suite}.samples.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize("suite", sorted(TASKS))
+def test_a_suite_reports_every_metric_of_every_task(cell, suite):
+    found = read(run_suite(cell, suite, nothing))
+    wanted = {(task, metric) for task in TASKS[suite] for metric in EXAMPLES[task].constant}
+    if suite == "lm":
+        wanted |= {("heldout_wiki", "perplexity"), ("heldout_c4", "perplexity")}
+    assert {(row["task"], row["metric"]) for row in found["results"]} == wanted
+    assert len(found["results"]) == len(wanted)
+    for row in found["results"]:
+        assert set(row) == {
+            "task", "metric", "value", "stderr", "n", "limit", "truncated", "task_hash", "data",
+        }  # fmt: skip
+        heldout = row["task"].startswith("heldout")
+        assert (row["n"], row["limit"]) == ((90, 100) if heldout else (2, 2))
+        assert row["truncated"] == 0
+        assert row["value"] >= 0
+    assert found["harness"].startswith("lm-eval 0.4.")
+    assert found["window"] == 128
+    assert found["fingerprint"] == cell.record.config.fingerprint()
+    assert found["seconds"] > 0
+    assert found["manifest"]["code"] in found["identity"]
+    assert not (cell.record.folder / f"evaluation/{suite}.partial").exists()
+
+
+def test_samples_hold_prompts_answers_and_scores_that_give_the_result(cell):
+    found = read(run_suite(cell, "commonsense", nothing))
+    rows = samples(cell, "commonsense")
+    assert len(rows) == 2 * len(TASKS["commonsense"])
+    first = next(row for row in rows if row["task"] == "arc_easy")
+    assert tuple(first["prompts"][0]) == EXAMPLES["arc_easy"].right[0]
+    for task in TASKS["commonsense"]:
+        (value,) = [r["value"] for r in found["results"] if (r["task"], r["metric"]) == (task, "acc")]
+        own = [row for row in rows if row["task"] == task]
+        likeliest = [max(range(len(r["scores"])), key=lambda n, r=r: r["scores"][n][0]) for r in own]
+        right = [EXAMPLES[task].right[row["id"]] for row in own]
+        hits = [tuple(r["prompts"][n]) == a for r, n, a in zip(own, likeliest, right, strict=True)]
+        assert value == pytest.approx(sum(hits) / len(hits))
+
+
+def test_the_limit_takes_the_first_items_and_null_takes_all(cell):
+    every = replace(cell, evaluation=replace(SETTING, limit=None))
+    few = read(run_suite(cell, "commonsense", nothing))
+    few_samples = samples(cell, "commonsense")
+    found = read(run_suite(every, "commonsense", nothing))
+    assert {r["task"]: r["n"] for r in found["results"]} == {
+        task: len(EXAMPLES[task].items) for task in TASKS["commonsense"]
+    }
+    assert found["results"][0]["limit"] is None
+    assert found["identity"] != few["identity"]
+    strip = lambda rows: [(r["task"], r["id"], r["prompts"]) for r in rows if r["id"] < 2]  # noqa: E731
+    assert strip(samples(cell, "commonsense")) == strip(few_samples)
+
+
+@pytest.mark.parametrize("suite", sorted(TASKS))
+def test_only_lambada_is_read_after_an_end_of_text_token(cell, suite, monkeypatch):
+    firsts: set[int] = set()
+    hidden = cell.model.hidden
+    monkeypatch.setattr(run, "_run_heldout", lambda *_: ([], []))
+    monkeypatch.setattr(run, "_rehearse", lambda model: None)
+    monkeypatch.setattr(cell.model, "hidden", lambda ids: firsts.update(ids[:, 0].tolist()) or hidden(ids))
+    run_suite(cell, suite, nothing)
+    assert (firsts == {EOT}) if suite == "lm" else (firsts and EOT not in firsts)
+
+
+def test_cut_prompts_are_counted_by_document(cell):
+    short = replace(cell, evaluation=replace(SETTING, window=30))
+    found = read(run_suite(short, "commonsense", nothing))
+    cut = {row["task"]: row["truncated"] for row in found["results"]}
+    assert cut["boolq"] == 2  # two documents of two choices
+    assert found["window"] == 30
+
+
+def test_a_finished_suite_is_adopted_without_work(cell, monkeypatch):
+    path = run_suite(cell, "lm", nothing)
+    before = path.read_bytes()
+    monkeypatch.setattr(run, "_run", lambda *_: pytest.fail("evaluated again"))
+    assert run_suite(cell, "lm", nothing) == path
+    assert path.read_bytes() == before
+
+
+def change_weights(cell):
+    save_file({"head": torch.zeros(1)}, cell.record.weights)
+    return cell
+
+
+def change_data(cell):
+    path = cell.raw / run.data.PACKAGE / run.data.SOURCES["lambada_openai"].file
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"tea", b"ale")))
+    return cell
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_weights,
+        change_data,
+        lambda cell: replace(cell, evaluation=replace(SETTING, window=64)),
+        lambda cell: replace(cell, evaluation=replace(SETTING, heldout_tokens=50)),
+    ],
+)
+def test_other_weights_data_or_settings_are_evaluated_anew(cell, change):
+    before = read(run_suite(cell, "lm", nothing))["identity"]
+    assert read(run_suite(change(cell), "lm", nothing))["identity"] != before
+
+
+def test_other_code_is_evaluated_anew_and_another_batch_is_not(cell, monkeypatch):
+    before = read(run_suite(cell, "lm", nothing))["identity"]
+    larger = replace(cell, evaluation=replace(SETTING, batch_tokens=64))
+    assert read(run_suite(larger, "lm", nothing))["identity"] == before
+    monkeypatch.setattr(run, "code_digest", lambda: "0" * 12)
+    assert read(run_suite(cell, "lm", nothing))["identity"] != before
+
+
+def test_an_interrupted_suite_goes_on_with_the_next_task(cell, monkeypatch):
+    inner, ran = run._run, []
+
+    def interrupted(cell, name, progress):
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        ran.append(name)
+        return inner(cell, name, progress)
+
+    monkeypatch.setattr(run, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_suite(cell, "commonsense", nothing)
+    assert not (cell.record.folder / "evaluation/commonsense.json").exists()
+    again = []
+    monkeypatch.setattr(run, "_run", lambda c, name, p: again.append(name) or inner(c, name, p))
+    found = read(run_suite(cell, "commonsense", nothing))
+    assert tuple(ran + again) == TASKS["commonsense"]
+    assert len({row["task"] for row in found["results"]}) == 7
+    assert len(samples(cell, "commonsense")) == 14
+
+
+def test_what_an_interrupted_suite_left_of_other_weights_is_not_used(cell, monkeypatch):
+    inner = run._run
+
+    def interrupted(cell, name, progress):
+        if name != "piqa":
+            raise KeyboardInterrupt
+        return inner(cell, name, progress)
+
+    monkeypatch.setattr(run, "_run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_suite(cell, "commonsense", nothing)
+    ran = []
+    monkeypatch.setattr(run, "_run", lambda c, name, p: ran.append(name) or inner(c, name, p))
+    run_suite(change_weights(cell), "commonsense", nothing)
+    assert tuple(ran) == TASKS["commonsense"]
+
+
+def test_a_model_that_gives_nan_ends_as_failed_with_the_reason(cell):
+    found = read(run_suite(replace(cell, model=Constant(float("nan"))), "lm", nothing))
+    assert found["failed"].startswith("lambada_openai: ")
+    assert found["results"] == []
+
+
+def test_held_out_results_are_those_of_a_constant_model(cell):
+    found = read(run_suite(replace(cell, model=Constant()), "lm", nothing))
+    rows = [row for row in found["results"] if row["task"].startswith("heldout")]
+    assert [row["value"] for row in rows] == pytest.approx([VOCABULARY] * 2, rel=1e-4)
+    assert [row["stderr"] for row in rows] == [None, None]  # a single window
+
+
+def test_samples_are_the_same_bytes_for_the_same_rows(tmp_path, monkeypatch):
+    rows = [{"task": "piqa", "prompts": [["Wärme?", " ja"]], "scores": [[-1.5, True]]}]
+    write_samples(tmp_path / "a.jsonl.gz", rows)
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    write_samples(tmp_path / "b.jsonl.gz", rows)
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert json.loads(gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes())) == rows[0]
+
+
+class TestStage:
+    """pipeline/evaluate_model.py"""
+
+    @pytest.fixture
+    def stage(self, root, tmp_path, monkeypatch, capsys):
+        namespace: dict = {"__name__": "stage", "__doc__": ""}
+        source = (root / "pipeline/evaluate_model.py").read_text()
+        exec(compile(source, "evaluate_model.py", "exec"), namespace)
+
+        def call(suite="lm", model="mdn"):
+            folders = {"params": root / "params.yaml", "runs": tmp_path / "runs", "raw": tmp_path / "raw"}
+            folders["tokens"] = tmp_path / "tokens"
+            options = [text for name, path in folders.items() for text in (f"--{name}", str(path))]
+            monkeypatch.setattr(
+                "sys.argv", ["stage", "--scale", "smoke", "--model", model, "--suite", suite, *options]
+            )
+            namespace["main"]()
+
+        return SimpleNamespace(call=call)
+
+    def test_a_trained_model_is_loaded_and_evaluated(self, cell, stage, monkeypatch, tokenizer, capsys):
+        from mdn.models.lm import build
+
+        torch.manual_seed(0)
+        save_file(build(cell.record.config).state_dict(), cell.record.weights)
+        monkeypatch.setattr("mdn.data.tokenization.tokenizer", lambda folder: tokenizer)
+        stage.call()
+        found = read(cell.record.folder / "evaluation/lm.json")
+        assert {row["task"] for row in found["results"]} == {"lambada_openai", "heldout_wiki", "heldout_c4"}
+        assert capsys.readouterr().out.strip().endswith("lm.json")
+
+    def test_a_failed_training_gives_a_file_that_says_so(self, cell, stage):
+        cell.record.weights.unlink()
+        (cell.record.folder / "failed.json").write_text('{"error": "loss is nan", "step": 3}')
+        stage.call("commonsense")
+        found = read(cell.record.folder / "evaluation/commonsense.json")
+        assert found["failed"] == "training failed: loss is nan"
+        assert found["results"] == []
+        assert samples(cell, "commonsense") == []
+
+    @pytest.mark.parametrize(
+        ("damage", "message"),
+        [
+            (lambda cell: cell.record.weights.unlink(), r"model.safetensors: not found; train mdn at smoke"),
+            (lambda cell: (cell.tokens / "index.json").unlink(), r"index.json: not found"),
+            (lambda cell: [p.unlink() for p in cell.raw.rglob("*.gz")], r"requests.jsonl.gz: not found"),
+        ],
+    )
+    def test_what_is_missing_is_said_in_one_line(self, cell, stage, monkeypatch, tokenizer, damage, message):
+        from mdn.models.lm import build
+
+        save_file(build(cell.record.config).state_dict(), cell.record.weights)
+        monkeypatch.setattr("mdn.data.tokenization.tokenizer", lambda folder: tokenizer)
+        damage(cell)
+        with pytest.raises(SystemExit, match=message) as stopped:
+            stage.call()
+        assert isinstance(stopped.value.code, str)
+        assert "\n" not in stopped.value.code
+
+    def test_an_unknown_model_is_said_in_one_line(self, stage):
+        with pytest.raises(SystemExit, match=r"'nobody' is unknown"):
+            stage.call(model="nobody")
