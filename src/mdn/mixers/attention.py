@@ -1,0 +1,91 @@
+"""Softmax attention with rotary position embedding, the Transformer's and the hybrids'. Per head of R = D/H:
+
+    o_t = Σ_{s≤t} softmax_s(q_tᵀ k_s / √R) v_s        q_t ← R_t q_t, k_s ← R_s k_s, the rotations of RoPE
+
+Its memory is every key and value so far.
+
+B batch · T tokens · P tokens before these · D model width · H heads · R head size
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mdn.config import ConfigError, Shape
+from mdn.mixers.base import Mixer, State
+from mdn.options import AttentionOptions
+from mdn_kernels.common.sequences import pack, unpack
+
+
+class Attention(Mixer):
+    equation = r"S_t = S_{t-1} \cup \{(k_t, v_t)\}"
+    gates = r"\text{none}"
+
+    def __init__(self, d_model: int, shape: Shape, options: AttentionOptions, kernel: str | None = None):
+        super().__init__(d_model, shape, options, kernel)
+        heads = shape.attention_heads or shape.heads
+        if d_model % (2 * heads):
+            raise ConfigError(
+                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; "
+                "change shape.attention_heads, or shape.heads without it"
+            )
+        self.heads, self.head_size, self.theta = heads, d_model // heads, options.rope_theta
+        self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    @classmethod
+    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
+        return 2 * d_model * context
+
+    def init_state(
+        self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        empty = torch.zeros(batch, 0, self.heads, self.head_size, device=device, dtype=dtype)
+        return {"k": empty, "v": empty}
+
+    def forward(
+        self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        qkv = self.qkv(x_BTD)
+        if cu_seqlens is not None:
+            if state is not None:
+                raise ValueError("attention: packed sequences have no state; decode them as a batch")
+            # One sequence a row: causal order hides the padding behind the shorter ones without a mask.
+            qkv = unpack(qkv, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(3, -1))
+        before = 0 if state is None else state["k"].shape[1]
+        cos, sin = rotations(before, q.shape[1], self.head_size, self.theta, q.device)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if state is not None:
+            k, v = torch.cat([state["k"].to(k.dtype), k], 1), torch.cat([state["v"].to(v.dtype), v], 1)
+            state = {"k": k, "v": v}
+        o_BHTR = attend(*(y.transpose(1, 2) for y in (q, k, v)))
+        o_BTD = o_BHTR.transpose(1, 2).flatten(-2)
+        if cu_seqlens is not None:
+            o_BTD = pack(o_BTD, cu_seqlens)
+        return self.out(o_BTD), state
+
+
+def attend(q_BHTR: Tensor, k_BHSR: Tensor, v_BHSR: Tensor) -> Tensor:
+    """Causal attention of the last T of S tokens, [B, H, T, R]."""
+    T, S = q_BHTR.shape[2], k_BHSR.shape[2]
+    if T in (1, S):
+        return F.scaled_dot_product_attention(q_BHTR, k_BHSR, v_BHSR, is_causal=T > 1)
+    mask_TS = torch.ones(T, S, dtype=torch.bool, device=q_BHTR.device).tril(S - T)
+    return F.scaled_dot_product_attention(q_BHTR, k_BHSR, v_BHSR, attn_mask=mask_TS)
+
+
+def rotations(start: int, T: int, size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of position · θ^(−2i/R), [T, 1, R/2], in float64, as positions grow large."""
+    position = torch.arange(start, start + T, dtype=torch.float64, device=device)
+    frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
+    angle = position[:, None, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x_BTHR: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (i, i + R/2) of each head's channels."""
+    exact = torch.promote_types(x_BTHR.dtype, torch.float32)
+    cos, sin = cos.to(exact), sin.to(exact)
+    left, right = x_BTHR.to(exact).chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x_BTHR.dtype)

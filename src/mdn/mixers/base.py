@@ -1,0 +1,196 @@
+"""What the mixers share: their interface, the parts around the operators, and the decay gate.
+
+B batch · T tokens · D model width · H heads · K key channels · V value channels · W convolution width ·
+N sequences (B, or those packed along T when cu_seqlens is given)
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mdn.config import Shape
+from mdn_kernels.common.convolution import short_convolution
+from mdn_kernels.registry import get
+
+EPS = 1e-6  # of every RMSNorm
+
+State = dict[str, Tensor]  # what decoding carries on from; one sequence a row
+
+
+def precise(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it is so already: the precision of gates, norms and losses."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def decay(raw: Tensor, rate_log: Tensor, bias: Tensor) -> Tensor:
+    """The log of a decay, −exp(rate_log) · softplus(raw + bias) ≤ 0, as in Mamba2 and all that follow it."""
+    return -precise(rate_log).exp() * F.softplus(precise(raw) + precise(bias))
+
+
+def bounds(eta: Tensor | float, log_factor: Tensor) -> tuple[Tensor, Tensor]:
+    """MDN's upper bounds (log α_max, β_max) = (log cos²θ, sin²θ) with θ = arctan(η · exp(log_factor)).
+
+    With s = η · exp(log_factor) they are −log(1 + s²) and s² / (1 + s²): exact for small and large s.
+    """
+    square = (eta * precise(log_factor).exp()).square()
+    return -torch.log1p(square), square / (1 + square)
+
+
+class Mixer(nn.Module, ABC):
+    """Mixes tokens over time: [B, T, D] -> [B, T, D], causal, and decodable token by token.
+
+    Args:
+        d_model: D.
+        shape: heads and their sizes.
+        options: the mixer's own dataclass of `mdn.options`.
+        kernel: version of the operator; None: the best for the device. Attention has none and ignores it.
+
+    Raises:
+        ValueError: for a version that the operator does not have, or a shape that does not fit D.
+    """
+
+    op: ClassVar[str | None] = None  # its operator in mdn_kernels
+    equation: ClassVar[str]  # one line of LaTeX: the state update
+    gates: ClassVar[str]  # one line of LaTeX: what of it depends on the token, beside q, k and v
+
+    def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
+        super().__init__()
+        if kernel is not None and self.op is not None:
+            get(self.op, kernel)
+        self.kernel = kernel
+
+    @classmethod
+    @abstractmethod
+    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
+        """Elements of one layer's memory of one sequence after `context` tokens, short convolutions aside."""
+
+    @abstractmethod
+    def init_state(
+        self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """The state before the first token; dtype is that of the activations."""
+
+    @abstractmethod
+    def forward(
+        self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
+    ) -> tuple[Tensor, State | None]:
+        """Without a state: training, and no state comes back. With one: continues from it (prefill for any T,
+        decoding for T = 1) and returns the next; the one given is left as it was.
+
+        cu_seqlens [N + 1]: offsets of N sequences packed along T in a batch of one, which stay apart.
+        """
+
+
+class LinearMixer(Mixer):
+    """A mixer whose memory is one or two matrices [H, K, V] and a short convolution's last inputs."""
+
+    matrices: ClassVar[tuple[str, ...]] = ("S",)
+    conv_channels: int
+
+    def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
+        super().__init__(d_model, shape, options, kernel)
+        self.state_shape = (shape.heads, shape.head_k, shape.head_v)
+        self.reach = options.convolution - 1
+
+    @classmethod
+    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
+        return len(cls.matrices) * shape.heads * shape.head_k * shape.head_v
+
+    def init_state(
+        self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        dtype = dtype or torch.get_default_dtype()
+        state = {"conv": torch.zeros(batch, self.reach, self.conv_channels, device=device, dtype=dtype)}
+        for name in self.matrices:
+            exact = torch.promote_types(dtype, torch.float32)
+            state[name] = torch.zeros(batch, *self.state_shape, device=device, dtype=exact)
+        return state
+
+    def apply_op(
+        self, op: Callable, *inputs: Tensor, state: State | None, cu_seqlens: Tensor | None, **options: Any
+    ) -> tuple[Tensor, State]:
+        """Runs the operator on the state's matrices: its output and, with a state, the new matrices."""
+        names = self.matrices
+        initial = None if state is None else tuple(state[name] for name in names)
+        o, final = op(
+            *inputs,
+            initial_state=initial[0] if initial is not None and len(names) == 1 else initial,
+            output_final_state=state is not None,
+            cu_seqlens=cu_seqlens,
+            # One token is decoded by the recurrence, whatever version trained the model.
+            version=self.kernel if inputs[0].shape[1] > 1 else None,
+            **options,
+        )
+        if final is None:
+            return o, {}
+        return o, dict(zip(names, (final,) if len(names) == 1 else final, strict=True))
+
+
+class ShortConvolution(nn.Module):
+    """Causal depthwise convolution over a few tokens, then SiLU."""
+
+    def __init__(self, channels: int, width: int, bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, width))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+
+    def forward(self, x_BTC: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
+        y_BTC, last = short_convolution(x_BTC, self.weight, state["conv"] if state else None, cu_seqlens)
+        if self.bias is not None:
+            y_BTC = y_BTC + self.bias.to(y_BTC.dtype)
+        return F.silu(y_BTC), {"conv": last}
+
+
+class QKV(nn.Module):
+    """Queries, keys and values of the delta rules: one projection, one short convolution, SiLU.
+
+    The rows of both weights are those of q, k and v, in that order.
+    """
+
+    def __init__(self, d_model: int, shape: Shape, width: int):
+        super().__init__()
+        self.shape = shape
+        self.sizes = [shape.heads * shape.head_k, shape.heads * shape.head_k, shape.heads * shape.head_v]
+        self.proj = nn.Linear(d_model, sum(self.sizes), bias=False)
+        self.conv = ShortConvolution(sum(self.sizes), width)
+
+    def forward(
+        self, x_BTD: Tensor, state: State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, State]:
+        y, conv = self.conv(self.proj(x_BTD), state, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (self.shape.heads, -1)) for part in y.split(self.sizes, -1))
+        return q, k, v, conv
+
+
+class HeadGates(nn.Linear):
+    """`count` numbers a head from bias-free linear maps, in float32 whatever autocast says: decays multiply
+    up over thousands of tokens."""
+
+    def __init__(self, d_model: int, heads: int, count: int):
+        super().__init__(d_model, heads * count, bias=False)
+        self.count = count
+
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        with torch.autocast(x_BTD.device.type, enabled=False):
+            y = F.linear(x_BTD.to(self.weight.dtype), self.weight)
+        return precise(y).chunk(self.count, -1)
+
+
+class GatedOutput(nn.Module):
+    """y = W_o [RMSNorm(o) ⊙ activation(gate)], the norm over each head's V channels, one weight for all."""
+
+    def __init__(self, d_model: int, shape: Shape, activation: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.norm = nn.RMSNorm(shape.head_v, eps=EPS)
+        self.proj = nn.Linear(shape.heads * shape.head_v, d_model, bias=False)
+        self.activation = activation
+
+    def forward(self, o_BTHV: Tensor, gate_BTC: Tensor) -> Tensor:
+        gate_BTHV = gate_BTC.unflatten(-1, o_BTHV.shape[-2:])
+        y = F.rms_norm(precise(o_BTHV), self.norm.normalized_shape, precise(self.norm.weight), EPS)
+        y = y * self.activation(precise(gate_BTHV))
+        return self.proj(y.to(o_BTHV.dtype).flatten(-2))

@@ -1,0 +1,102 @@
+"""Cross-entropy of the next token, from hidden states and head, a chunk of tokens at a time.
+
+The logits of all tokens would be the largest tensor of a training step ([65536, 50257] in float32: 13 GB).
+The total is a plain sum over tokens, so each chunk's gradient is known as soon as its logits are: the forward
+pass computes the gradients of hidden states and head chunk by chunk, in place of the logits, and keeps those.
+
+N tokens · C tokens of a chunk · D model width · V vocabulary
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mdn.mixers.base import precise
+
+IGNORED = -100
+CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**28}  # of a chunk's float32 logits; on a CPU they stay in its cache
+
+
+def cross_entropy(
+    hidden_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor, reduction: str = "mean"
+) -> Tensor:
+    """−log softmax(W h)[label], in nats and float32; a label of −100 is left out.
+
+    reduction: mean over the labels that count (0 if none does), sum, or none: [B, T], without a gradient.
+
+    Raises:
+        ValueError: for another reduction, or labels of another shape.
+    """
+    if labels_BT.shape != hidden_BTD.shape[:-1]:
+        raise ValueError(
+            f"labels: {list(labels_BT.shape)} do not match hidden states {list(hidden_BTD.shape)}"
+        )
+    hidden_ND, labels_N = hidden_BTD.flatten(0, -2), labels_BT.flatten()
+    if reduction == "none":
+        return _token_losses(hidden_ND, weight_VD, labels_N).view_as(labels_BT)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction: {reduction!r} is unknown; use mean, sum or none")
+    total: Tensor = _SummedLoss.apply(hidden_ND, weight_VD, labels_N)
+    return total if reduction == "sum" else total / (labels_N != IGNORED).sum().clamp(min=1)
+
+
+def _chunks(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """(where, logits [C, V], labels [C]) of each chunk; ignored labels read 0."""
+    budget = CHUNK_BYTES.get(hidden_ND.device.type, CHUNK_BYTES["cuda"])
+    size = max(1, budget // (4 * weight_VD.shape[0]))
+    for start in range(0, hidden_ND.shape[0], size):
+        at = slice(start, start + size)
+        yield at, precise(hidden_ND[at] @ weight_VD.T), labels_N[at].clamp(min=0)
+
+
+def _working(x: Tensor) -> Tensor:
+    """x in autocast's dtype, if it is on."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+@torch.no_grad()
+def _token_losses(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
+    parts = [
+        F.cross_entropy(logits_CV, labels_C, reduction="none")
+        for _, logits_CV, labels_C in _chunks(_working(hidden_ND), _working(weight_VD), labels_N)
+    ]
+    return torch.cat(parts).masked_fill_(labels_N == IGNORED, 0.0)
+
+
+class _SummedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels_N: Tensor) -> Tensor:
+        hidden_ND, weight_VD = _working(hidden), _working(weight)
+        differentiate = any(ctx.needs_input_grad)
+        total = precise(hidden.new_zeros(()))
+        grad_hidden = torch.empty_like(hidden) if differentiate else None
+        grad_weight = torch.zeros_like(weight) if differentiate else None
+        for at, logits_CV, labels_C in _chunks(hidden_ND, weight_VD, labels_N):
+            counts_C = labels_N[at] != IGNORED
+            # softmax in place of the logits, which are not needed again
+            logits_CV.sub_(logits_CV.amax(-1, keepdim=True))
+            picked_C = logits_CV.gather(-1, labels_C[:, None])[:, 0]
+            mass_C = logits_CV.exp_().sum(-1)
+            total += ((mass_C.log() - picked_C) * counts_C).sum()
+            if grad_hidden is not None and grad_weight is not None:
+                logits_CV.mul_((counts_C / mass_C)[:, None])
+                logits_CV.scatter_add_(-1, labels_C[:, None], -counts_C[:, None].to(logits_CV.dtype))
+                grad_CV = logits_CV.to(hidden_ND.dtype)
+                grad_hidden[at] = grad_CV @ weight_VD
+                if grad_CV.dtype == grad_weight.dtype:
+                    grad_weight.addmm_(grad_CV.T, hidden_ND[at])
+                else:
+                    grad_weight += grad_CV.T @ hidden_ND[at]
+        ctx.gradients = grad_hidden, grad_weight
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad_hidden, grad_weight = ctx.gradients
+        return grad_hidden * grad_total, grad_weight * grad_total, None
