@@ -127,7 +127,8 @@ def test_the_fingerprint_is_that_of_the_experiment_alone(tmp_path):
         ("scales/400m/training/lr", 7e-3),
     ]
     assert load(edited(tmp_path, *untouched)).run("smoke", "mdn").fingerprint() == before
-    for change in [("seed", 43), ("models/mdn/lr", 7e-3), ("optimizer/clip", 2.0), ("models/mdn/kernel", "v1")]:
+    changes = [("seed", 43), ("models/mdn/lr", 7e-3), ("optimizer/clip", 2.0), ("models/mdn/kernel", "v1")]
+    for change in changes:
         assert load(edited(tmp_path, change)).run("smoke", "mdn").fingerprint() != before
 
 

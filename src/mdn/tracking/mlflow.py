@@ -129,6 +129,7 @@ def _mirror(record: Record, uri: str, every_seconds: float) -> None:
     """The process of `Mirror`. Standard input brings the last status, or just ends if the training died."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # schedulers signal all processes; the training decides
+    os.nice(15)  # on a busy machine the training comes first: one late thread holds all of a step up
     sync(record, uri, status="RUNNING")
     while not select.select([sys.stdin], [], [], every_seconds)[0]:
         sync(record, uri, status="RUNNING")
