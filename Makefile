@@ -21,7 +21,9 @@ $(INSTALLED): requirements.lock pyproject.toml
 	@touch $@
 
 repro: setup ## rebuild every table and figure that params.yaml asks for
-	@python -m mdn.cli repro
+	@mdn check
+	@status=0; dvc repro --keep-going || { status=$$?; dvc repro --single-item --force render; }; \
+	echo; echo "report  file://$(CURDIR)/reports/index.html"; echo "runs    source .venv/bin/activate && $$(mdn ui --print)"; exit $$status
 
 check: setup ## lint, types and import contracts
 	ruff check . && ruff format --check . && mypy && lint-imports

@@ -33,6 +33,17 @@ for _name, _automatic, _note in (
             note=_note,
         )
     )
+register(
+    KernelVersion(
+        op=OP,
+        name="v3_triton",
+        module=f"{__name__}.v3_triton",
+        devices=("cuda",),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        max_key=256,
+        note="v2_segsum's chunks in Triton, with a backward written by hand",
+    )
+)
 
 
 def momentum_delta_rule(

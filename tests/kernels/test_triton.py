@@ -1,0 +1,266 @@
+"""v3_triton against the float64 recurrence: compiled on a card, or interpreted on the CPU (in float32 only).
+
+Triton has to know that it interprets when it is imported, so on the CPU the tests run in their own process.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from mdn_kernels import registry
+from mdn_kernels.momentum_delta_rule import OP, momentum_delta_rule, v3_triton
+from mdn_kernels.registry import choose, get
+from mdn_kernels.testing import GATES, assert_matches_oracle, errors, evaluate, make_inputs
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+VERSION = "v3_triton"
+WHERE = [
+    pytest.param(
+        "cpu",
+        torch.float32,
+        id="interpreted",
+        marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
+    ),
+    pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
+    pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
+]
+slow = pytest.mark.slow
+everywhere = pytest.mark.parametrize(("device", "dtype"), WHERE)
+small = {"B": 1, "H": 1, "K": 16, "V": 16}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+@pytest.mark.parametrize("speed", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(speed):
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", __file__, "-m", f"{speed} and not gpu", "-p", "no:cacheprovider"],
+        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _interpreted_version(monkeypatch):
+    version = replace(get(OP, VERSION), devices=("cpu", "cuda"), automatic=False)
+    monkeypatch.setitem(registry._versions[OP], VERSION, version)
+
+
+@pytest.fixture(autouse=True)
+def _poison():
+    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def check(inputs, **keywords):
+    if inputs["q"].dtype == torch.float32:
+        assert_matches_oracle(momentum_delta_rule, VERSION, inputs, **keywords)
+    else:
+        found = errors(momentum_delta_rule, VERSION, inputs, **keywords)
+        assert max(found.values()) < 0.03, found
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"T": 1},
+        {"T": 65},
+        {"T": 3, "K": 5, "V": 3},
+        pytest.param({"T": 64}, marks=slow),
+        pytest.param({"T": 70, "B": 2, "H": 2, "V": 24, "state": True}, marks=slow),
+        pytest.param({"T": 130, "K": 20, "V": 40, "state": True}, marks=slow),
+    ],
+    ids=lambda sizes: "-".join(f"{name}{value}" for name, value in sizes.items()),
+)
+def test_matches_float64_recurrence(device, dtype, sizes):
+    check(make_inputs(momentum_delta_rule, device=device, dtype=dtype, **(small | sizes)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("K", "V"), [(16, 24), (32, 64), (64, 64), (96, 128), (128, 256), (192, 64), (256, 512)]
+)
+def test_matches_float64_recurrence_at_model_sizes(K, V, dtype):
+    for T, H in ((130, 3), (300, 6)):
+        check(
+            make_inputs(momentum_delta_rule, B=2, T=T, H=H, K=K, V=V, state=True, dtype=dtype, device="cuda")
+        )
+
+
+@everywhere
+@pytest.mark.parametrize(
+    "gates", ["log_mu=-inf", *(pytest.param(name, marks=slow) for name in GATES if name != "log_mu=-inf")]
+)
+def test_matches_float64_recurrence_for_extreme_gates(device, dtype, gates):
+    check(
+        make_inputs(momentum_delta_rule, T=66, gates=gates, state=True, device=device, dtype=dtype, **small)
+    )
+
+
+@everywhere
+def test_gates_closed_at_single_tokens_keep_the_others_exact(device, dtype):
+    inputs = make_inputs(momentum_delta_rule, T=70, state=True, device=device, dtype=dtype, **small)
+    inputs["log_alpha"] = torch.full_like(inputs["log_alpha"], -0.01)
+    inputs["log_mu"] = torch.full_like(inputs["log_mu"], -0.02)
+    inputs["log_alpha"][:, 2::5] = -math.inf
+    inputs["log_mu"][:, ::3] = -math.inf
+    inputs["log_mu"][:, 1::3] = -100.0
+    inputs["beta"][:, ::4] = 0.0
+    check(inputs)
+    results = evaluate(momentum_delta_rule, VERSION, inputs)
+    for gate in ("log_alpha", "log_mu"):
+        assert (results[f"d{gate}"][inputs[gate].isneginf()] == 0).all()
+
+
+@everywhere
+def test_packed_sequences_match_float64_recurrence(device, dtype):
+    inputs = make_inputs(
+        momentum_delta_rule, T=75, state=True, sequences=4, device=device, dtype=dtype, **small
+    )
+    cu_seqlens = torch.tensor([0, 1, 71, 71, 75], device=device)
+    check(inputs, cu_seqlens=cu_seqlens)
+    # A sequence of no tokens hands its states through.
+    results = evaluate(momentum_delta_rule, VERSION, inputs, cu_seqlens=cu_seqlens, gradients=False)
+    for final, initial in zip((results["S0"], results["S1"]), inputs["initial_state"], strict=True):
+        assert torch.equal(final[2], initial[2])
+
+
+@everywhere
+def test_normalize_qk_and_scale(device, dtype):
+    inputs = make_inputs(momentum_delta_rule, T=5, device=device, dtype=dtype, **small)
+    check(inputs | {"q": 3 * inputs["q"], "k": inputs["k"] / 4}, normalize_qk=True, scale=1.7)
+
+
+@slow
+@everywhere
+def test_inputs_need_not_be_contiguous(device, dtype):
+    inputs = make_inputs(momentum_delta_rule, T=5, device=device, dtype=dtype, **small | {"H": 2})
+    strided = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in inputs.items()}
+    assert not strided["v"].is_contiguous()
+    check(strided)
+
+
+def operator_inputs(device, dtype, T=5):
+    inputs = make_inputs(momentum_delta_rule, T=T, state=True, device=device, dtype=dtype, **small)
+    *tensors, states = inputs.values()
+    return [x.requires_grad_() for x in (*tensors, *states)]
+
+
+def call(*tensors, save_residual=True):
+    return v3_triton.forward(
+        *tensors[:-2],
+        scale=0.25,
+        initial_state=tensors[-2:],
+        output_final_state=True,
+        cu_seqlens=None,
+        normalize_qk=False,
+        save_residual=save_residual,
+    )
+
+
+@slow
+@everywhere
+def test_residuals_kept_or_computed_again_give_the_same_gradients(device, dtype):
+    tensors = operator_inputs(device, dtype, T=66)
+    kept, again = (
+        torch.autograd.grad(call(*tensors, save_residual=keep)[0].float().square().sum(), tensors)
+        for keep in (True, False)
+    )
+    for one, other in zip(kept, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-4)
+
+
+@everywhere
+@pytest.mark.parametrize("part", [0, 1], ids="SM")
+def test_loss_of_one_final_state_alone(device, dtype, part):
+    tensors = operator_inputs(device, dtype)
+    found = torch.autograd.grad(call(*tensors)[1][part].square().sum(), tensors)
+    doubles = [x.detach().double().requires_grad_() for x in tensors]
+    _, states = momentum_delta_rule(
+        *doubles[:-2],
+        initial_state=tuple(doubles[-2:]),
+        output_final_state=True,
+        scale=0.25,
+        version="recurrent",
+    )
+    expected = torch.autograd.grad(
+        states[part].square().sum(), doubles, materialize_grads=True, allow_unused=True
+    )
+    tolerance = 1e-4 if dtype == torch.float32 else 0.03
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() <= tolerance * other.norm() + 1e-12
+
+
+@everywhere
+def test_is_registered_as_a_torch_operator(device, dtype):
+    *tensors, S, M = operator_inputs(device, dtype)
+    torch.use_deterministic_algorithms(False)
+    torch.library.opcheck(
+        torch.ops.mdn_kernels.momentum_delta_rule_v3,
+        (*tensors, S, M, None, 0.25, True),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@slow
+@everywhere
+def test_compiles_without_graph_breaks(device, dtype):
+    tensors = operator_inputs(device, dtype)
+
+    def loss(*tensors):
+        o, (S, M) = call(*tensors)
+        return o.float().square().sum() + S.sum() + M.sum()
+
+    expected = torch.autograd.grad(loss(*tensors), tensors)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*tensors), tensors), expected)
+
+
+@pytest.mark.gpu
+def test_runs_in_a_cuda_graph():
+    tensors = operator_inputs("cuda", torch.bfloat16, T=200)
+
+    def train():
+        return torch.autograd.grad(call(*tensors)[0].float().square().sum(), tensors)
+
+    torch.use_deterministic_algorithms(False)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        expected = train()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = train()
+    graph.replay()
+    torch.testing.assert_close(found, expected)
+
+
+def test_float64_and_wide_keys_are_refused_with_a_version_that_fits():
+    inputs = make_inputs(momentum_delta_rule, T=4, dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r"'v3_triton' takes .*, not torch.float64; versions that fit: recurrent"
+    ):
+        momentum_delta_rule(**inputs, version=VERSION)
+    with pytest.raises(ValueError, match="keys of at most 256 channels, not K=257"):
+        momentum_delta_rule(**make_inputs(momentum_delta_rule, T=4, K=257), version=VERSION)
+
+
+def test_is_the_default_on_a_card(monkeypatch):
+    monkeypatch.undo()
+    assert choose(OP, "cuda", torch.bfloat16, 64, 256, 512).name == VERSION
+    assert choose(OP, "cuda", torch.float64, 64, 256, 512).name != VERSION
