@@ -83,6 +83,9 @@ def test_a_suite_reports_every_metric_of_every_task(cell, suite):
     assert found["seconds"] > 0
     assert found["manifest"]["code"] in found["identity"]
     assert not (cell.record.folder / f"evaluation/{suite}.partial").exists()
+    bare = read(cell.record.folder / f"evaluation/metrics/{suite}.json")
+    assert {(task, metric) for task, figures in bare.items() for metric in figures} == wanted
+    assert all(bare[row["task"]][row["metric"]] == row["value"] for row in found["results"])
 
 
 def test_samples_hold_prompts_answers_and_scores_that_give_the_result(cell):

@@ -4,7 +4,9 @@ import hashlib
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
 def runs(tmp_path: Path, made: Path) -> Path:
     """Run folders that a test may change."""
     return Path(shutil.copytree(made, tmp_path / "runs"))
+
+
+@pytest.fixture
+def add_run(params: Params, runs: Path) -> Callable[[str, str, float], Path]:
+    """Adds a finished run (scale, model, accuracy) to `runs`."""
+    return partial(write_run, params, runs)
 
 
 @pytest.fixture(scope="session")

@@ -169,9 +169,9 @@ def _shown(line: dict[str, Any]) -> str | None:
 
 
 def _best(column: Column, lines: list[dict[str, Any]]) -> str | None:
-    """The best value as it is printed, so that what looks equal is treated so; None without a rival."""
+    """The best value as it is printed, so that what looks equal is treated so; None if all look equal."""
     values = [line["value"] for line in lines if line["status"] == OK]
-    if len(values) < 2:
+    if len({number(value) for value in values}) < 2:
         return None
     return number(min(values) if column.lower_is_better else max(values))
 

@@ -97,18 +97,26 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
         report["results"] += done["results"]
         samples += done["samples"]
     report["seconds"] = round(report["seconds"], 2)
-    write_samples(folder / f"{suite}.samples.jsonl.gz", samples)
-    write_json(path, report)
+    _write(folder, report, samples)
     shutil.rmtree(partial, ignore_errors=True)
     return path
 
 
 def write_failed(record: Record, suite: str, reason: str) -> Path:
     """The suite's file of a training that left no weights."""
-    path = record.folder / "evaluation" / f"{suite}.json"
-    write_samples(path.with_name(f"{suite}.samples.jsonl.gz"), [])
-    write_json(path, {"suite": suite, "identity": None, "failed": reason, "results": []})
-    return path
+    report = {"suite": suite, "identity": None, "failed": reason, "results": []}
+    return _write(record.folder / "evaluation", report, [])
+
+
+def _write(folder: Path, report: dict[str, Any], samples: Rows) -> Path:
+    """Samples, the bare figures for `dvc metrics`, and last the suite's file, whose path is returned."""
+    suite, figures = report["suite"], dict[str, dict[str, float]]()
+    for result in report["results"]:
+        figures.setdefault(result["task"], {})[result["metric"]] = result["value"]
+    write_samples(folder / f"{suite}.samples.jsonl.gz", samples)
+    write_json(folder / "metrics" / f"{suite}.json", figures)
+    write_json(folder / f"{suite}.json", report)
+    return folder / f"{suite}.json"
 
 
 def write_samples(path: Path, rows: Rows) -> None:

@@ -1,0 +1,99 @@
+"""The command `mdn` as a user types it."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mdn.cli import main
+from mdn.models.cost import parameters
+from mdn.models.lm import LanguageModel
+
+SHIPPED = ["--params", "params.yaml"]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_root(root, monkeypatch):
+    monkeypatch.chdir(root)
+
+
+def test_check_counts_the_cells(capsys, params):
+    assert main(["check", *SHIPPED]) == 0
+    assert f"{len(params.runs['smoke'])} models at smoke" in capsys.readouterr().out
+
+
+def test_a_mistake_is_one_line_and_status_2(capsys, tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text("sed: 42\n")
+    assert main(["check", "--params", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "sed: unknown key" in error
+
+
+@pytest.mark.parametrize("scale", ["smoke", "400m", "1b3"])
+def test_plan_prints_every_model_of_a_scale_with_its_parameters(capsys, params, scale):
+    assert main(["plan", "--scale", scale]) == 0
+    printed = capsys.readouterr().out
+    for name, model in params.models.items():
+        if (model.base or name) in params.shapes[scale]:
+            total = parameters(params.run(scale, name))["total"] / 1e6
+            row = next(line for line in printed.splitlines() if f" {name} " in line)
+            assert f"{total:,.1f} M" in row
+
+
+def test_plan_names_an_unknown_scale(capsys):
+    assert main(["plan", "--scale", "7b"]) == 2
+    assert "'7b' is unknown; use smoke" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(tmp_path, tiny_run):
+    folder = tmp_path / "runs" / "smoke" / "mdn"
+    folder.mkdir(parents=True)
+    tiny_run.to_yaml(folder / "config.yaml")
+    torch.manual_seed(0)
+    save_file(LanguageModel(tiny_run).state_dict(), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def characters(monkeypatch):
+    """A tokenizer of bytes in place of GPT-2's, which has to be fetched."""
+
+    class Bytes:
+        def encode(self, text):
+            return type("Encoding", (), {"ids": list(text.encode())})()
+
+        def decode(self, ids):
+            return " ".join(map(str, ids))
+
+    monkeypatch.setattr("mdn.data.tokenization.tokenizer", lambda folder: Bytes())
+
+
+def test_generate_continues_the_prompt_and_repeats_itself(capsys, trained, characters):
+    command = ["generate", "--run", str(trained), "--prompt", "ab", "--tokens", "3", "--temperature", "1"]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert first.split()[:2] == ["97", "98"]
+    assert len(first.split()) == 5
+    assert main(command) == 0
+    assert capsys.readouterr().out == first
+    assert main([*command, "--seed", "1"]) == 0
+    assert capsys.readouterr().out != first
+
+
+def test_generate_from_nothing_starts_at_end_of_text(capsys, trained, characters):
+    assert main(["generate", "--run", str(trained), "--prompt", "", "--tokens", "1"]) == 0
+    assert capsys.readouterr().out.split()[0] == "50256"
+
+
+def test_generate_says_what_is_missing(capsys, tmp_path):
+    assert main(["generate", "--run", str(tmp_path), "--prompt", "a"]) == 2
+    assert "dvc repro" in capsys.readouterr().err
+    assert main(["generate", "--run", str(tmp_path), "--prompt", "a", "--tokens", "0"]) == 2
+    assert "--tokens" in capsys.readouterr().err
+
+
+def test_ui_prints_the_exact_command(capsys, root):
+    assert main(["ui", "--print"]) == 0
+    assert f"--backend-store-uri sqlite:///{root}/mlflow.db" in capsys.readouterr().out
