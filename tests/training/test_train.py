@@ -4,14 +4,12 @@ import json
 import signal
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors.torch import load_file
 
 from mdn.config import Machine
-from mdn.data.shards import ShardWriter, write_index
 from mdn.training import lit
 from mdn.training import train as module
 from mdn.training.train import train
@@ -20,17 +18,8 @@ MACHINE = Machine(micro_batch=4, checkpoint_every=5)
 
 
 @pytest.fixture
-def tokens(tmp_path):
-    """A set of one train and one held-out split: counting upwards, which a model learns at once."""
-    folder = tmp_path / "tokens" / "smoke"
-    folder.mkdir(parents=True)
-    splits = {}
-    for split, length in (("train", 3000), ("heldout_numbers", 400)):
-        writer = ShardWriter(folder, split, 1000)
-        for start in range(0, length, 500):
-            writer.write((np.arange(start, start + 500) % 50).astype(np.uint16))
-        splits[split] = writer.close()
-    write_index(folder, splits, [])
+def tokens(tmp_path, count_tokens):
+    count_tokens(tmp_path / "tokens" / "smoke")
     return tmp_path / "tokens"
 
 

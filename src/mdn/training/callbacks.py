@@ -58,9 +58,11 @@ class Checkpointer(Callback):
         step = trainer.global_step
         if step == self.saved:
             return
+        folder, keep = self.record.checkpoints, self.machine.keep_checkpoints
         if trainer.is_global_zero:
-            keep = self.machine.keep_checkpoints
-            checkpoint.save(self.record.checkpoints, step, trainer.save_checkpoint, keep)
+            checkpoint.save(folder, step, trainer.save_checkpoint, keep)
+        else:  # takes part in collecting the state; only the first rank writes
+            trainer.save_checkpoint(folder / "none")
         self.saved = step
 
     def on_train_batch_end(

@@ -50,7 +50,7 @@ class LitLanguageModel(L.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
-        loss = torch.stack(self._losses).mean()
+        loss = self.trainer.strategy.reduce(torch.stack(self._losses).mean())  # mean over devices
         self._losses.clear()
         self.last = {"train/loss": loss.item(), "train/lr": rate, "train/grad_norm": norm.item()}
         if torch.isfinite(norm):

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from safetensors.torch import save_file
 
 from mdn.config import Machine, RunConfig
@@ -41,31 +42,35 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
     _rehearse(model, device)
-    record, todo = open_record(runs, run, data=index["digest"][:12], code=code_digest())
-    if todo == "finished":
-        print(f"{record.folder}: finished with the same configuration, data and code; adopted")
-        return record
-
+    record = Record(runs / run.scale / run.name)
     failed = record.folder / "failed.json"
-    failed.unlink(missing_ok=True)
+    leader = rank_zero_only.rank == 0  # Lightning starts the other ranks from here, once all this is done
+    if leader:
+        record, todo = open_record(runs, run, data=index["digest"][:12], code=code_digest())
+        if todo == "finished":
+            print(f"{record.folder}: finished with the same configuration, data and code; adopted")
+            return record
+        failed.unlink(missing_ok=True)
     found = checkpoint.newest(record.checkpoints)
-    record.rewind(found[0] if found else 0)
-    if found:
-        print(f"{record.folder}: resuming after step {found[0]} of {run.training.steps}")
-    _describe(record, run, model, index)
+    if leader:
+        record.rewind(found[0] if found else 0)
+        if found:
+            print(f"{record.folder}: resuming after step {found[0]} of {run.training.steps}")
+        _describe(record, run, model, index)
     module, data = LitLanguageModel(model, run), TokenData(run, machine, tokens)
     trainer = _trainer(run, machine, record)
-    mirror = Mirror(record, uri if trainer.is_global_zero else None)
+    mirror = Mirror(record, uri if leader else None)
     mirror.start()
     try:
         try:
             trainer.fit(module, datamodule=data, ckpt_path=found[1] if found else None)
             if trainer.global_step % run.training.validate_every:
                 trainer.validate(module, datamodule=data, verbose=False)
-        except Diverged as error:
-            write_json(failed, {"error": str(error), "step": trainer.global_step})
-            print(f"{record.folder}: diverged: {error}")
-        if trainer.is_global_zero:
+        except Diverged as error:  # on all ranks in the same step
+            if leader:
+                write_json(failed, {"error": str(error), "step": trainer.global_step})
+                print(f"{record.folder}: diverged: {error}")
+        if leader:
             _finish(record, module)
     except Exception as error:
         error_line = " ".join(f"{type(error).__name__}: {error}".split())
