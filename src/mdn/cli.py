@@ -20,6 +20,11 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser("check", parents=[common], help="check params.yaml")
     command.set_defaults(run=_check)
 
+    command = commands.add_parser(
+        "doctor", help="what this machine can run, and whether its gradients are right"
+    )
+    command.set_defaults(run=_doctor)
+
     command = commands.add_parser("plan", parents=[common], help="parameters, FLOPs and steps of every model")
     command.add_argument("--scale", action="append", help="only this one (may be given again)")
     command.set_defaults(run=_plan)
@@ -56,6 +61,17 @@ def _check(options: argparse.Namespace) -> int:
     cells = {scale: len(runs) for scale, runs in params.runs.items() if runs}
     print(f"{options.params}: in order; " + ", ".join(f"{n} models at {scale}" for scale, n in cells.items()))
     return 0
+
+
+def _doctor(_: argparse.Namespace) -> int:
+    from mdn_kernels.doctor import examine
+
+    sick = False
+    for finding in examine():
+        mark = {True: "ok  ", False: "BAD ", None: "    "}[finding.ok]
+        print(f"{mark} {finding.subject:34} {finding.text}", flush=True)
+        sick |= finding.ok is False
+    return int(sick)
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -1,0 +1,56 @@
+"""`mdn doctor`: finds a version whose gradients are wrong, and lets the known exception be."""
+
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+
+from mdn_kernels import doctor, registry
+from mdn_kernels.gated_delta_rule import chunk
+
+
+def findings(subject):
+    return [finding for finding in doctor.examine() if finding.subject.startswith(subject)]
+
+
+@pytest.fixture(autouse=True)
+def _one_operator(monkeypatch):
+    monkeypatch.setattr(doctor, "OPERATORS", ("gated_delta_rule",))
+
+
+def test_the_versions_here_are_right():
+    found = findings("gated_delta_rule")
+    assert [finding.subject.split()[1] for finding in found] == ["recurrent", "chunk"]
+    assert all(finding.ok for finding in found)
+
+
+def test_a_wrong_gradient_is_found_though_the_outputs_are_right(monkeypatch):
+    wrong = types.ModuleType("wrong_version")
+
+    def forward(q, k, v, log_alpha, beta, **keywords):
+        return chunk.forward(q, k, v, log_alpha.detach() + 0 * log_alpha, beta, **keywords)
+
+    wrong.forward = forward
+    monkeypatch.setitem(sys.modules, "wrong_version", wrong)
+    bad = replace(registry.get("gated_delta_rule", "chunk"), name="wrong", module="wrong_version")
+    monkeypatch.setitem(registry._versions["gated_delta_rule"], "wrong", bad)
+    (finding,) = findings("gated_delta_rule wrong")
+    assert finding.ok is False
+    assert "dlog_alpha" in finding.text
+
+
+def test_a_version_that_is_known_to_fail_is_no_alarm(monkeypatch):
+    monkeypatch.setattr(doctor, "OPERATORS", ("momentum_delta_rule",))
+    monkeypatch.setattr(doctor, "GATES", ("log_mu=-2",))
+    (finding,) = findings("momentum_delta_rule v1_logspace")
+    assert finding.ok is None
+    assert "inf" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("triton", "bad"), [("3.3.1", 0), ("3.6.0", 1), ("3.7.0", 1), ("3.7.1", 0), (None, 0)]
+)
+def test_known_bad_compilers_are_named(triton, bad):
+    assert len(list(doctor._known_bad(triton, major=9))) == bad
+    assert not list(doctor._known_bad(triton, major=8))
