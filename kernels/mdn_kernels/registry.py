@@ -29,8 +29,13 @@ class KernelVersion:
     note: str = ""  # what changed from the version before; known failures
 
     def load(self) -> Callable:
-        """The version's `forward`; imports its module."""
-        return import_module(self.module).forward
+        """The version's `forward`; imports its module.
+
+        torch.compile cannot trace an import: with fullgraph=True, call this or the operator once before.
+        """
+        if self.module not in sys.modules:
+            import_module(self.module)
+        return sys.modules[self.module].forward
 
     def misfit(self, device: str | torch.device, dtype: torch.dtype, K: int, V: int) -> str | None:
         """Why this version cannot run such a call, or None if it can."""

@@ -40,6 +40,11 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--raw", type=Path, default=Path("data/raw"), help="default: %(default)s")
     command.set_defaults(run=_generate)
 
+    command = commands.add_parser("diff", help="compare two runs: configuration, results, loss")
+    command.add_argument("a", type=Path, help="for example runs/smoke/gdn")
+    command.add_argument("b", type=Path)
+    command.set_defaults(run=_diff)
+
     command = commands.add_parser("sync", parents=[common], help="send run folders to MLflow")
     command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
     command.set_defaults(run=_sync)
@@ -136,6 +141,13 @@ def _generate(options: argparse.Namespace) -> int:
             torch.tensor([ids], device=device), options.tokens, options.temperature, gpt2.EOT, generator
         )
     print(encoder.decode(out[0].tolist()))
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from mdn.reports.diff import diff, read
+
+    print(diff(read(options.a), read(options.b)))
     return 0
 
 

@@ -359,3 +359,11 @@ def test_gate_check_can_be_switched_off(monkeypatch):
     monkeypatch.setattr(mdn_kernels, "CHECK_GATES", False)
     o, _ = momentum_delta_rule(**inputs)
     assert o.isfinite().all()
+
+
+def test_compiles_without_graph_breaks_with_the_gate_check_on():
+    tensors = list(make_inputs(momentum_delta_rule, B=1, T=5, H=1, K=8, V=8).values())
+    expected, _ = momentum_delta_rule(*tensors)  # imports the version
+    compiled = torch.compile(lambda *x: momentum_delta_rule(*x)[0], backend="aot_eager", fullgraph=True)
+    assert mdn_kernels.CHECK_GATES
+    torch.testing.assert_close(compiled(*tensors), expected)

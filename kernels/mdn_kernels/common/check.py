@@ -17,6 +17,13 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def values_can_be_read(x: Tensor) -> bool:
+    """Whether Python may look at values: not while torch.compile traces or a CUDA graph is captured."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def check_inputs(
     keys: Mapping[str, Tensor],
     v: Tensor,
@@ -32,6 +39,8 @@ def check_inputs(
         (looked at only while `mdn_kernels.CHECK_GATES`).
     states: initial states, [N, H, K, V] each, N = B, or the number of sequences with cu_seqlens.
     cu_seqlens: [N + 1] integers, token offsets of the sequences packed in a batch of one.
+
+    Values (of log gates and cu_seqlens) are not looked at where `values_can_be_read` is false.
     """
     channel_gates = channel_gates or {}
     reference, q = next(iter(keys.items()))
@@ -58,7 +67,7 @@ def check_inputs(
         N = len(cu_seqlens) - 1
     for name, x in (states or {}).items():
         _check_tensor(f"initial_state {name}", x, (N, H, K, v.shape[3]), gate_dtype, q.device)
-    if mdn_kernels.CHECK_GATES:
+    if mdn_kernels.CHECK_GATES and values_can_be_read(q):
         for name, x in {**gates, **channel_gates}.items():
             if name.startswith("log_") and x.detach().amax() > 0:
                 raise ValueError(
@@ -76,6 +85,8 @@ def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
             f"cu_seqlens has shape {list(cu_seqlens.shape)} and dtype {cu_seqlens.dtype}; "
             "expected [N + 1] offsets as int32 or int64, N ≥ 1"
         )
+    if not values_can_be_read(cu_seqlens):
+        return
     offsets = cu_seqlens.tolist()
     if offsets[0] != 0:
         raise ValueError(f"cu_seqlens starts at {offsets[0]}; it must start at 0")

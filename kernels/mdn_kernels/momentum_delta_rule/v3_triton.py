@@ -63,11 +63,13 @@ class Chunks:
 def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
     """Tile sizes (powers of two of at least 16), launch options and float32 precision of each kernel.
 
-    On Hopper, tensor-core products in loops that are not pipelined (num_stages=1) came out wrong, or ended in
-    an illegal memory access, with ptxas 12.8, which Triton 3.6 and 3.7 bring along; not with ptxas 13.0. So
-    half inputs use two stages or more, and float32 does without tensor cores. Test any change on a card.
+    On Hopper, tensor-core products outside a pipelined loop (num_stages=1, or a loop of one step) can come
+    out wrong, or end in an illegal memory access, with ptxas 12.8, which Triton 3.6 and 3.7 bring along; not
+    with ptxas 13.0. So half inputs use two stages or more, and small heads the tiles of 64 channels
+    (inner_backward failed with a tile of 32 × 64); float32 does without tensor cores. Test changes on a card.
     """
-    whole_K, whole_V = (max(16, triton.next_power_of_2(x)) for x in (K, V))
+    smallest = 16 if dtype == torch.float32 else 64
+    whole_K, whole_V = (max(smallest, triton.next_power_of_2(x)) for x in (K, V))
     if dtype == torch.float32:
         common: Launch = {"PRECISION": "ieee", "num_warps": 8, "num_stages": 1}
         scan = common | {"BK": whole_K, "BV": 16, "num_warps": 8 if K <= 64 else 16}
@@ -92,7 +94,7 @@ def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
         "output": tiles | {"BV": min(128, whole_V)},
         "reverse_scan": scan,
         "outer_backward": tiles | {"num_stages": 3},
-        "inner_backward": tiles,
+        "inner_backward": tiles | {"num_stages": 3},
     }
 
 

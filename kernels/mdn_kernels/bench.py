@@ -1,0 +1,389 @@
+"""Times the versions of the momentum delta rule, and FLA's operators beside them, in one process.
+
+    python -m mdn_kernels.bench [--out FOLDER] [--quick]
+
+Nothing is timed that is wrong on the machine at hand: each contender's outputs and gradients are compared
+with the float64 recurrence first, and one that differs is refused, with exit status 1. Then the contenders
+take turns (A B A B …) at each shape. On a card a call is timed by CUDA events, with other calls queued behind
+it as in training. FLA (flash-linear-attention) takes part where it can; ratios are to its gated delta rule.
+
+B batch · T tokens · H heads · K key channels · V value channels
+"""
+
+import argparse
+import csv
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial, wraps
+from importlib import metadata
+from itertools import pairwise
+from math import ceil, isfinite
+from pathlib import Path
+from statistics import median, quantiles
+
+import torch
+from torch import Tensor
+
+import mdn_kernels
+from mdn_kernels.comba import comba
+from mdn_kernels.gated_delta_rule import gated_delta_rule
+from mdn_kernels.momentum_delta_rule import OP, momentum_delta_rule
+from mdn_kernels.registry import DECODING, get, versions
+from mdn_kernels.testing import evaluate, make_inputs, relative_error, tensor_arguments, to_float64
+
+BASELINE = "fla.gated_delta_rule"
+# Largest relative error of any output or gradient.
+TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-3}
+TOKENS_CHECKED = 300  # four chunks and a part of one
+TURN_SECONDS = 0.1  # of calls in a turn; at least one call
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: str
+    B: int
+    T: int
+    H: int
+    K: int
+    V: int
+
+
+# The paper's training shapes: 16384 tokens, heads of its 1.3B and 400M models.
+CUDA_SHAPES = [
+    Shape(heads, B, T, H, K, V)
+    for heads, H, K, V in (("1.3B", 6, 256, 512), ("400M", 6, 128, 256))
+    for B, T in ((4, 4096), (8, 2048), (2, 8192), (1, 16384))
+]
+CPU_SHAPES = [Shape("small", 1, 256, 2, 32, 64)]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """`run` is called as `op`, a public function of this package; its version "recurrent" is the oracle."""
+
+    name: str
+    op: Callable
+    run: Callable
+    version: str | None = None
+    gates: Sequence[str] = ("typical",)  # that it has to be right for
+
+    def forward(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.run(*tensors, version=self.version)[0]
+
+
+def own_contenders(device: str, dtype: torch.dtype, shape: Shape) -> list[Contender]:
+    """The versions that can be chosen for training at such a shape, oldest first."""
+    gates = ("typical", "log_mu=-20", "wide")
+    return [
+        Contender(v.name, momentum_delta_rule, momentum_delta_rule, v.name, gates)
+        for v in versions(OP)
+        if v.automatic and v.name != DECODING and v.misfit(device, dtype, shape.K, shape.V) is None
+    ]
+
+
+def fla_contenders() -> list[Contender]:
+    """FLA's gated delta rule and Comba. ImportError without flash-linear-attention."""
+    from fla.ops.comba import chunk_comba
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    def called_as(op: Callable, chunk: Callable) -> Callable:
+        @wraps(op)
+        def run(
+            *tensors: Tensor,
+            scale: float | None = None,
+            initial_state: Tensor | None = None,
+            output_final_state: bool = False,
+            cu_seqlens: Tensor | None = None,
+            normalize_qk: bool = False,
+            version: None = None,
+        ) -> tuple[Tensor, Tensor | None]:
+            return chunk(
+                *tensors,
+                scale=scale,
+                initial_state=initial_state,
+                output_final_state=output_final_state,
+                cu_seqlens=cu_seqlens,
+                use_qk_l2norm_in_kernel=normalize_qk,
+            )
+
+        return run
+
+    return [
+        Contender(BASELINE, gated_delta_rule, called_as(gated_delta_rule, chunk_gated_delta_rule)),
+        Contender("fla.comba", comba, called_as(comba, chunk_comba)),
+    ]
+
+
+def largest_errors(contender: Contender, shape: Shape, dtype: torch.dtype, device: str) -> dict[str, float]:
+    """Relative error of each output and gradient, the largest over the contender's gates."""
+    largest: dict[str, float] = {}
+    for gates in contender.gates:
+        inputs = make_inputs(
+            contender.op,
+            T=TOKENS_CHECKED,
+            H=shape.H,
+            K=shape.K,
+            V=shape.V,
+            gates=gates,
+            dtype=dtype,
+            device=device,
+        )
+        found = evaluate(contender.run, contender.version, inputs)
+        expected = evaluate(contender.op, DECODING, to_float64(inputs))
+        for name, x in expected.items():
+            largest[name] = max(largest.get(name, 0.0), relative_error(found[name], x))
+    return largest
+
+
+def durations(call: Callable[[], object], device: str, calls: int) -> list[float]:
+    """Milliseconds of each of a number of calls in a row."""
+    if device == "cpu":
+        marks = [time.perf_counter()]
+        for _ in range(calls):
+            call()
+            marks.append(time.perf_counter())
+        return [1e3 * (stop - start) for start, stop in pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) for start, stop in pairwise(events)]
+
+
+def take_turns(calls: dict[str, Callable[[], object]], device: str, turns: int) -> dict[str, list[float]]:
+    """p20, p50 and p80 of each call's duration in milliseconds."""
+    count = {}
+    for name, call in calls.items():
+        durations(call, device, 2)  # compiles and tunes
+        count[name] = max(1, int(1e3 * TURN_SECONDS / median(durations(call, device, 3))))
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            found[name] += durations(call, device, count[name])
+    return {name: [quantiles(x, n=10)[i] for i in (1, 4, 7)] for name, x in found.items()}
+
+
+def memory(call: Callable[[], Tensor], backward: Callable[[Tensor], object], device: str) -> dict:
+    """MiB kept for the backward, inputs included, and the peak above what is there before the call."""
+    storages: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        call()
+    peak = None
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        backward(call())
+        peak = round((torch.cuda.max_memory_allocated() - before) / 2**20)
+    return {"saved_mib": round(sum(storages.values()) / 2**20, 1), "peak_mib": peak}
+
+
+def workload(
+    contender: Contender, shape: Shape, dtype: torch.dtype, device: str
+) -> tuple[Callable[[], Tensor], Callable[[Tensor], object]]:
+    """A call at a shape, and the backward of its result."""
+    drawn = min(shape.T, 1024)  # tokens; drawing them all takes longer than timing
+    op, H, K, V = contender.op, shape.H, shape.K, shape.V
+    inputs = make_inputs(op, B=1, T=drawn, H=H, K=K, V=V, dtype=dtype, device=device)
+    leaves = []
+    for name in tensor_arguments(op):
+        x = inputs[name]
+        assert isinstance(x, Tensor)
+        sequence = torch.cat([x] * ceil(shape.T / drawn), 1)[:, : shape.T]
+        leaves.append(torch.cat([sequence] * shape.B).requires_grad_())
+    do = torch.randn_like(leaves[2])
+    return lambda: contender.forward(leaves), lambda o: torch.autograd.grad(o, leaves, do, allow_unused=True)
+
+
+def train(call: Callable[[], Tensor], backward: Callable[[Tensor], object]) -> None:
+    backward(call())
+
+
+def time_shape(
+    contenders: list[Contender], shape: Shape, dtype: torch.dtype, device: str, turns: int
+) -> list:
+    """One row of results for each contender."""
+    forward: dict[str, Callable[[], object]] = {}
+    training: dict[str, Callable[[], object]] = {}
+    kept = {}
+    for contender in contenders:
+        call, backward = workload(contender, shape, dtype, device)
+        forward[contender.name] = torch.no_grad()(call)
+        training[contender.name] = partial(train, call, backward)
+        train(call, backward)
+        kept[contender.name] = memory(call, backward, device)
+    forward_ms, training_ms = (take_turns(calls, device, turns) for calls in (forward, training))
+
+    def ratio(times: dict[str, list[float]], name: str) -> float | None:
+        return round(times[name][1] / times[BASELINE][1], 3) if BASELINE in times else None
+
+    return [
+        {
+            "name": name,
+            **asdict(shape),
+            "dtype": str(dtype).removeprefix("torch."),
+            **{f"forward_ms_p{p}": round(x, 4) for p, x in zip((20, 50, 80), forward_ms[name], strict=True)},
+            **{
+                f"forward_backward_ms_p{p}": round(x, 4)
+                for p, x in zip((20, 50, 80), training_ms[name], strict=True)
+            },
+            **kept[name],
+            "forward_ratio": ratio(forward_ms, name),
+            "forward_backward_ratio": ratio(training_ms, name),
+        }
+        for name in forward
+    ]
+
+
+def environment(device: str) -> dict:
+    """What the figures depend on."""
+
+    def version(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    found = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "fla": version("fla-core"),
+    }
+    if device == "cuda":
+        import triton
+
+        found["triton"] = triton.__version__
+        if shutil.which("nvidia-smi"):
+            query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+    return found
+
+
+def launch_options(names: Sequence[str], dtype: torch.dtype, shape: Shape) -> dict:
+    """Tile sizes and launch options of the versions that have such."""
+    modules = {name: sys.modules[get(OP, name).module] for name in names}
+    return {
+        name: module.launches(dtype, shape.K, shape.V)
+        for name, module in modules.items()
+        if hasattr(module, "launches")
+    }
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)
+
+
+def write_record(folder: Path, record: dict) -> None:
+    """bench.json, and its rows as bench.csv."""
+    write(folder / "bench.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+    rows = io.StringIO()
+    if record["results"]:
+        writer = csv.DictWriter(rows, list(record["results"][0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(record["results"])
+    write(folder / "bench.csv", rows.getvalue())
+
+
+HEADING = (
+    f"{'':21}{'tokens':9}{'heads':12}{'forward':>9}{'ratio':>7}{'+backward':>10}{'ratio':>7}{'saved':>9}{'peak':>8}"
+    " (ms, MiB)"
+)
+
+
+def show(row: dict) -> str:
+    def number(x: float | None, form: str) -> str:
+        return "-" if x is None else format(x, form)
+
+    return (
+        f"{row['name']:<21}{row['B']}x{row['T']:<6} {row['H']}x{row['K']}x{row['V']:<4}"
+        f"{row['forward_ms_p50']:>10.3f}{number(row['forward_ratio'], '.2f'):>7}"
+        f"{row['forward_backward_ms_p50']:>10.3f}{number(row['forward_backward_ratio'], '.2f'):>7}"
+        f"{row['saved_mib']:>9.0f}{number(row['peak_mib'], '.0f'):>8}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m mdn_kernels.bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="of bench.json and bench.csv")
+    parser.add_argument("--quick", action="store_true", help="one shape of each head size, fewer turns")
+    options = parser.parse_args(arguments)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    shapes = CUDA_SHAPES if device == "cuda" else CPU_SHAPES
+    record: dict = environment(device) | {"launches": {}, "errors": [], "results": []}
+
+    fla: list[Contender] = []
+    if device == "cpu":
+        print("FLA skipped: its kernels need a GPU")
+    else:
+        try:
+            fla = fla_contenders()
+        except ImportError as error:
+            print(f"FLA skipped: {error}")
+
+    refused = False
+    for heads in dict.fromkeys(shape.heads for shape in shapes):
+        of_heads = [shape for shape in shapes if shape.heads == heads]
+        right = []
+        for contender in (*own_contenders(device, dtype, of_heads[0]), *fla):
+            print(f"{contender.name} ({heads} heads): compiling and checking", flush=True)
+            try:
+                call, backward = workload(contender, of_heads[0], dtype, device)
+                train(call, backward)  # what tunes itself does so at a size that is timed
+                found = largest_errors(contender, of_heads[0], dtype, device)
+            except Exception as error:
+                # FLA refuses some Triton versions; one of ours that cannot run is as bad as a wrong one.
+                print(f"{contender.name} ({heads} heads) skipped: {type(error).__name__}: {error}")
+                refused |= contender not in fla
+                continue
+            wrong = max(found.values()) > TOLERANCE[dtype]
+            refused |= wrong
+            if not wrong:
+                right.append(contender)
+            print(
+                f"{contender.name} ({heads} heads) {'REFUSED' if wrong else 'right'}, largest errors:",
+                *(f"{x} {e:.1e}" for x, e in found.items()),
+                flush=True,
+            )
+            finite = {x: e if isfinite(e) else None for x, e in found.items()}
+            record["errors"].append({"name": contender.name, "heads": heads, "right": not wrong, **finite})
+        own = [c.name for c in right if c not in fla]
+        record["launches"][heads] = launch_options(own, dtype, of_heads[0])
+        print(HEADING, flush=True)
+        was, mdn_kernels.CHECK_GATES = mdn_kernels.CHECK_GATES, False
+        try:
+            for shape in of_heads[:1] if options.quick else of_heads:
+                rows = time_shape(right, shape, dtype, device, turns=2 if options.quick else 5)
+                record["results"] += rows
+                print(*map(show, rows), sep="\n", flush=True)
+                write_record(options.out, record)
+        finally:
+            mdn_kernels.CHECK_GATES = was
+    write_record(options.out, record)
+    return int(refused)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The benchmark on a machine without a GPU: what it writes, and that it refuses to time a wrong version."""
+
+import csv
+import json
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+
+from mdn_kernels import bench, registry
+from mdn_kernels.momentum_delta_rule import OP, v2_segsum
+from mdn_kernels.registry import KernelVersion
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(bench, "CPU_SHAPES", [bench.Shape("small", 1, 65, 1, 8, 8)])
+    monkeypatch.setattr(bench, "TOKENS_CHECKED", 66)
+    monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
+
+
+def run(folder):
+    status = bench.main(["--quick", "--out", str(folder)])
+    return status, json.loads((folder / "bench.json").read_text())
+
+
+def test_writes_times_memory_errors_and_environment(tmp_path, capsys):
+    status, record = run(tmp_path)
+    assert status == 0
+    assert [row["name"] for row in record["results"]] == ["v2_segsum"]
+    (row,) = record["results"]
+    assert 0 < row["forward_ms_p20"] <= row["forward_ms_p50"] <= row["forward_ms_p80"]
+    assert row["forward_backward_ms_p50"] > 0
+    assert row["peak_mib"] is None
+    assert row["forward_ratio"] is None
+    assert record["torch"] == torch.__version__
+    (errors,) = record["errors"]
+    assert errors["right"]
+    assert 0 < errors["dlog_mu"] < 1e-4
+    with (tmp_path / "bench.csv").open() as file:
+        assert [line["name"] for line in csv.DictReader(file)] == ["v2_segsum"]
+    printed = capsys.readouterr().out
+    assert "FLA skipped" in printed
+    assert "v2_segsum (small heads) right" in printed
+
+
+def no_beta_gradient(q, k, v, log_alpha, beta, *others, **keywords):
+    return v2_segsum.forward(q, k, v, log_alpha, beta.detach(), *others, **keywords)
+
+
+def not_finite(*tensors, **keywords):
+    o, states = v2_segsum.forward(*tensors, **keywords)
+    return o * torch.inf, states
+
+
+def failing(*tensors, **keywords):
+    raise RuntimeError("no such instruction")
+
+
+@pytest.mark.parametrize("forward", [no_beta_gradient, not_finite, failing])
+def test_a_wrong_version_is_refused_and_not_timed(tmp_path, monkeypatch, capsys, forward):
+    module = ModuleType("wrong_version")
+    module.forward = forward
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry._versions, OP, dict(registry._versions[OP]))
+    registry.register(KernelVersion(OP, "wrong", module.__name__, ("cpu",), (torch.float32,)))
+    status, record = run(tmp_path)
+    assert status == 1
+    assert [row["name"] for row in record["results"]] == ["v2_segsum"]
+    assert {"no_beta_gradient": "REFUSED", "not_finite": "REFUSED", "failing": "no such instruction"}[
+        forward.__name__
+    ] in capsys.readouterr().out
+
+
+def test_saved_memory_counts_each_storage_once_with_the_inputs():
+    x = torch.zeros(2**18, requires_grad=True)  # 1 MiB
+    found = bench.memory(lambda: x.sin() * x.view(2, -1).exp().flatten(), lambda o: None, "cpu")
+    assert found["saved_mib"] == 3.0  # x, sin x and exp x
