@@ -44,7 +44,8 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
     _rehearse(model, device)
     record = Record(runs / run.scale / run.name)
     failed = record.folder / "failed.json"
-    leader = rank_zero_only.rank == 0  # Lightning starts the other ranks from here, once all this is done
+    # Lightning starts the other ranks from here, once all this is done.
+    leader = getattr(rank_zero_only, "rank", 0) == 0
     if leader:
         record, todo = open_record(runs, run, data=index["digest"][:12], code=code_digest())
         if todo == "finished":

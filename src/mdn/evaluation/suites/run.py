@@ -104,7 +104,7 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
 
 def write_failed(record: Record, suite: str, reason: str) -> Path:
     """The suite's file of a training that left no weights."""
-    report = {"suite": suite, "identity": None, "failed": reason, "results": []}
+    report: dict[str, Any] = {"suite": suite, "identity": None, "failed": reason, "results": []}
     return _write(record.folder / "evaluation", report, [])
 
 
