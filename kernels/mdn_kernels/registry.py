@@ -64,6 +64,21 @@ def register(version: KernelVersion) -> None:
     of_op[version.name] = version
 
 
+def register_torch(op: str, package: str, name: str, note: str, automatic: bool = True) -> None:
+    """Registers `package`.`name`, a version in plain torch: any size, on CPU and CUDA, up to float64."""
+    register(
+        KernelVersion(
+            op=op,
+            name=name,
+            module=f"{package}.{name}",
+            devices=("cpu", "cuda"),
+            dtypes=(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+            automatic=automatic,
+            note=note,
+        )
+    )
+
+
 def versions(op: str) -> list[KernelVersion]:
     """All versions of an operator, oldest first. ValueError for an operator that nobody registered."""
     if op not in _versions:

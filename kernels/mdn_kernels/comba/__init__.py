@@ -3,28 +3,20 @@
 B batch · T tokens · H heads · K key channels · V value channels · N sequences
 """
 
-import torch
 from torch import Tensor
 
 from mdn_kernels.common.check import check_inputs
-from mdn_kernels.registry import KernelVersion, register, select
+from mdn_kernels.registry import register_torch, select
 
 OP = "comba"
 
-for _name, _note in (
-    ("recurrent", "step by step; the oracle, and decoding"),
-    ("chunk", "chunks of 64, as gated_delta_rule's; the residual's reads have decayed by one step less"),
-):
-    register(
-        KernelVersion(
-            op=OP,
-            name=_name,
-            module=f"{__name__}.{_name}",
-            devices=("cpu", "cuda"),
-            dtypes=(torch.float64, torch.float32, torch.bfloat16, torch.float16),
-            note=_note,
-        )
-    )
+register_torch(OP, __name__, "recurrent", "step by step; the oracle, and decoding")
+register_torch(
+    OP,
+    __name__,
+    "chunk",
+    "chunks of 64, as gated_delta_rule's; the residual's reads have decayed by one step less",
+)
 
 
 def comba(

@@ -3,31 +3,17 @@
 B batch · T tokens · H heads · K key channels · V value channels · N sequences
 """
 
-import torch
 from torch import Tensor
 
 from mdn_kernels.common.check import check_inputs
-from mdn_kernels.registry import KernelVersion, register, select
+from mdn_kernels.registry import register_torch, select
 
 OP = "gated_delta_rule"
 
-for _name, _note in (
-    ("recurrent", "step by step; the oracle, and decoding"),
-    (
-        "chunk",
-        "chunks of 64: one triangular system a chunk, all at once; no exponent is positive",
-    ),
-):
-    register(
-        KernelVersion(
-            op=OP,
-            name=_name,
-            module=f"{__name__}.{_name}",
-            devices=("cpu", "cuda"),
-            dtypes=(torch.float64, torch.float32, torch.bfloat16, torch.float16),
-            note=_note,
-        )
-    )
+register_torch(OP, __name__, "recurrent", "step by step; the oracle, and decoding")
+register_torch(
+    OP, __name__, "chunk", "chunks of 64: one triangular system a chunk, all at once; no exponent is positive"
+)
 
 
 def gated_delta_rule(

@@ -7,32 +7,25 @@ import torch
 from torch import Tensor
 
 from mdn_kernels.common.check import check_inputs
-from mdn_kernels.registry import KernelVersion, register, select
+from mdn_kernels.registry import KernelVersion, register, register_torch, select
 
 OP = "momentum_delta_rule"
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-for _name, _automatic, _note in (
-    ("recurrent", True, "step by step; the oracle, and decoding"),
-    (
-        "v1_logspace",
-        False,
-        "the paper's Algorithm 1 as printed, for reproduction; wrong or NaN in float32 where mu decays "
-        "faster than alpha over a chunk",
-    ),
-    ("v2_segsum", True, "chunks with Γ = L_alpha diag(beta) L_mu: no positive exponent, no subtraction"),
-):
-    register(
-        KernelVersion(
-            op=OP,
-            name=_name,
-            module=f"{__name__}.{_name}",
-            devices=("cpu", "cuda"),
-            dtypes=_FLOATS,
-            automatic=_automatic,
-            note=_note,
-        )
-    )
+register_torch(OP, __name__, "recurrent", "step by step; the oracle, and decoding")
+register_torch(
+    OP,
+    __name__,
+    "v1_logspace",
+    "the paper's Algorithm 1 as printed, for reproduction; wrong or NaN in float32 where mu decays "
+    "faster than alpha over a chunk",
+    automatic=False,
+)
+register_torch(
+    OP,
+    __name__,
+    "v2_segsum",
+    "chunks with Γ = L_alpha diag(beta) L_mu: no positive exponent, no subtraction",
+)
 register(
     KernelVersion(
         op=OP,

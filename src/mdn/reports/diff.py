@@ -7,6 +7,7 @@ from typing import Any
 
 from mdn.reports.runs import Run, read_run
 from mdn.reports.tables import number, signed
+from mdn.tracking.record import flat
 
 CURVE_ROWS = 10  # steps of the loss table
 ORIGIN = ("commit", "code", "data", "kernels", "host", "gpu")  # of a manifest
@@ -31,10 +32,10 @@ def diff(a: Run, b: Run) -> str:
     lines = [f"# {_name(a)} against {_name(b)}", ""]
     if "failed" in (a.state, b.state):
         lines += [f"{_name(run)} failed: {run.failure['error']}\n" for run in (a, b) if run.failure]
-    configured = list(_changes(_flat(a.config), _flat(b.config)))
+    configured = list(_changes(flat(a.config), flat(b.config)))
     lines += _table("Configuration", ["key", "a", "b"], configured, "the same")
     origin = [{key: run.manifest.get(key) for key in ORIGIN} for run in (a, b)]
-    lines += _table("Origin", ["", "a", "b"], list(_changes(*map(_flat, origin))), "the same")
+    lines += _table("Origin", ["", "a", "b"], list(_changes(*map(flat, origin))), "the same")
     head = ["task", "metric", "a", "b", "b − a", "in standard errors"]
     lines += _table("Results", head, list(_results(a, b)), "no metric that both have")
     for key in ("train/loss", "validation/loss"):
@@ -93,15 +94,6 @@ def _curve(a: Run, b: Run, key: str) -> list[list[str]]:
         [str(step), f"{mine[step]:.4f}", f"{other[step]:.4f}", f"{other[step] - mine[step]:+.4f}"]
         for step in chosen
     ]
-
-
-def _flat(value: Any, inside: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {inside: value}
-    found: dict[str, Any] = {}
-    for key, item in value.items():
-        found |= _flat(item, f"{inside}.{key}" if inside else str(key))
-    return found
 
 
 def _table(title: str, head: list[str], rows: list[list[str]], empty: str) -> list[str]:

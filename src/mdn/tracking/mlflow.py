@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import OmegaConf
 
 from mdn.tracking.manifest import file_digest
-from mdn.tracking.record import ARCHIVE, Record, identity, read_json, write_json
+from mdn.tracking.record import ARCHIVE, Record, flat, identity, read_json, write_json
 
 if TYPE_CHECKING:  # importing MLflow takes seconds
     from matplotlib.figure import Figure
@@ -287,7 +287,7 @@ def _send(record: Record, uri: str, status: str | None, experiment: str | None) 
         manifest = record.manifest
         tags = {"scale": config["scale"], "model": config["name"], "pattern": config["pattern"]}
         tags["kernel"] = ", ".join(manifest.get("kernels", {}).values()) or config["kernel"]
-        tags |= {"mdn.identity": identity(folder)} | _flat(manifest)
+        tags |= {"mdn.identity": identity(folder)} | flat(manifest)
         _tags(client, run, tags | {"mlflow.source.git.commit": manifest.get("commit")})
         client.log_artifact(run, str(path))
     _lines(client, record, state, saved)
@@ -360,7 +360,7 @@ def _evaluation(client: "MlflowClient", state: dict[str, Any], saved: Path, path
     for run in (nested, parent):
         _metrics(client, run, values)
     about = {k: v for k, v in found.items() if k not in ("results", "manifest", "suite")}
-    _tags(client, nested, {"failed": "no", **_flat(about)})
+    _tags(client, nested, {"failed": "no", **flat(about)})
     client.log_artifact(nested, str(path))
     client.set_terminated(nested, "FAILED" if "failed" in found else "FINISHED")
     state["evaluations"][suite] = {"run_id": nested, "digest": file_digest(path)}
@@ -371,7 +371,7 @@ def _params(client: "MlflowClient", run: str, config: Mapping[str, Any]) -> None
     """Logs the configuration once; what a resume changed is tagged, since MLflow refuses new values."""
     from mlflow.entities import Param
 
-    wanted = {k: _text(v, MAX_PARAM) for k, v in _flat(config).items()}
+    wanted = {k: _text(v, MAX_PARAM) for k, v in flat(config).items()}
     there = client.get_run(run).data.params
     missing = [Param(k, v) for k, v in wanted.items() if k not in there]
     for start in range(0, len(missing), MAX_PARAMS):
@@ -441,15 +441,6 @@ def _name(name: str) -> str:
 def _text(value: Any, limit: int) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _flat(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        name = f"{inside}{key}"
-        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return flat
 
 
 if __name__ == "__main__":

@@ -46,6 +46,15 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
+def flat(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = f"{inside}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return found
+
+
 @dataclass(frozen=True)
 class Record:
     """Reader and writer of one run folder."""

@@ -42,12 +42,13 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
     _rehearse(model, device)
+    code = code_digest()
     record = Record(runs / run.scale / run.name)
     failed = record.folder / "failed.json"
     # Lightning starts the other ranks from here, once all this is done.
     leader = getattr(rank_zero_only, "rank", 0) == 0
     if leader:
-        record, todo = open_record(runs, run, data=index["digest"][:12], code=code_digest())
+        record, todo = open_record(runs, run, data=index["digest"][:12], code=code)
         if todo == "finished":
             print(f"{record.folder}: finished with the same configuration, data and code; adopted")
             return record
@@ -57,7 +58,7 @@ def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: st
         record.rewind(found[0] if found else 0)
         if found:
             print(f"{record.folder}: resuming after step {found[0]} of {run.training.steps}")
-        _describe(record, run, model, index)
+        _describe(record, run, model, index, code)
     module, data = LitLanguageModel(model, run), TokenData(run, machine, tokens)
     trainer = _trainer(run, machine, record)
     mirror = Mirror(record, uri if leader else None)
@@ -122,7 +123,7 @@ def _rehearse(model: LanguageModel, device: torch.device) -> None:
         model.loss(ids, ids)
 
 
-def _describe(record: Record, run: RunConfig, model: LanguageModel, index: dict[str, Any]) -> None:
+def _describe(record: Record, run: RunConfig, model: LanguageModel, index: dict[str, Any], code: str) -> None:
     """config.yaml and manifest.json, before the first step."""
     run.to_yaml(record.folder / "config.yaml")
     write_json(
@@ -130,7 +131,7 @@ def _describe(record: Record, run: RunConfig, model: LanguageModel, index: dict[
         {
             "fingerprint": run.fingerprint(),
             "data": index["digest"][:12],
-            "code": code_digest(),
+            "code": code,
             "tokenizer": index["tokenizer"]["sha256"][:12],
             "kernels": {version.op: version.name for version in loaded()},
             "parameters": sum(p.numel() for p in model.parameters()),
@@ -162,11 +163,13 @@ def _finish(record: Record, module: LitLanguageModel) -> None:
     temporary = record.weights.with_suffix(".tmp")
     save_file({name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}, temporary)
     temporary.replace(record.weights)
-    with (record.folder / "curve.csv").open("w", newline="") as file:
+    curve = record.folder / "curve.csv"
+    with curve.with_suffix(".tmp").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "train_loss"])
         stride = max(1, len(steps) // CURVE_POINTS)
         rows.writerows([line["step"], line["train/loss"]] for line in steps[::stride])
+    curve.with_suffix(".tmp").replace(curve)
     write_json(
         record.folder / "manifest.json",
         record.manifest
