@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from mdn.config import Params
-from mdn.reports.figures import drawings, line_style, smooth
+from mdn.reports.figures import drawings
+from mdn.reports.figures.loss import smooth
+from mdn.reports.figures.style import line_style
 from mdn.reports.runs import read_runs
 
 

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from mdn.config import Params
 from mdn.reports.departures import Departure, departures, quantity
-from mdn.reports.figures import INK, Drawing, line_style
+from mdn.reports.figures.style import INK, Drawing, line_style
 from mdn.reports.runs import Run, active
 from mdn.reports.tables import Grid, number
 
