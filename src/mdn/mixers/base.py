@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mdn.config import Shape
+from mdn.rules import Rule
 from mdn_kernels.common.convolution import short_convolution
 from mdn_kernels.registry import get
 
@@ -54,19 +55,13 @@ class Mixer(nn.Module, ABC):
     """
 
     op: ClassVar[str | None] = None  # its operator in mdn_kernels
-    equation: ClassVar[str]  # one line of LaTeX: the state update
-    gates: ClassVar[str]  # one line of LaTeX: what of it depends on the token, beside q, k and v
+    rule: ClassVar[Rule]
 
     def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
         super().__init__()
         if kernel is not None and self.op is not None:
             get(self.op, kernel)
         self.kernel = kernel
-
-    @classmethod
-    @abstractmethod
-    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
-        """Elements of one layer's memory of one sequence after `context` tokens, short convolutions aside."""
 
     @abstractmethod
     def init_state(
@@ -88,7 +83,6 @@ class Mixer(nn.Module, ABC):
 class LinearMixer(Mixer):
     """A mixer whose memory is one or two matrices [H, K, V] and a short convolution's last inputs."""
 
-    matrices: ClassVar[tuple[str, ...]] = ("S",)
     conv_channels: int
 
     def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
@@ -96,16 +90,12 @@ class LinearMixer(Mixer):
         self.state_shape = (shape.heads, shape.head_k, shape.head_v)
         self.reach = options.convolution - 1
 
-    @classmethod
-    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
-        return len(cls.matrices) * shape.heads * shape.head_k * shape.head_v
-
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> State:
         dtype = dtype or torch.get_default_dtype()
         state = {"conv": torch.zeros(batch, self.reach, self.conv_channels, device=device, dtype=dtype)}
-        for name in self.matrices:
+        for name in self.rule.matrices:
             exact = torch.promote_types(dtype, torch.float32)
             state[name] = torch.zeros(batch, *self.state_shape, device=device, dtype=exact)
         return state
@@ -114,7 +104,7 @@ class LinearMixer(Mixer):
         self, op: Callable, *inputs: Tensor, state: State | None, cu_seqlens: Tensor | None, **options: Any
     ) -> tuple[Tensor, State]:
         """Runs the operator on the state's matrices: its output and, with a state, the new matrices."""
-        names = self.matrices
+        names = self.rule.matrices
         initial = None if state is None else tuple(state[name] for name in names)
         o, final = op(
             *inputs,
