@@ -18,7 +18,7 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from mdn.options import Options
 from mdn.pattern import expand, parse
 
-SUITES = ("lm", "commonsense")
+SUITES = ("lm", "commonsense", "dynamics")
 
 
 class ConfigError(ValueError):

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 pytestmark = pytest.mark.slow
 
+SUITES = OmegaConf.load(Path(__file__).parents[2] / "params.yaml").suites
 CELLS = {"gdn": "gdn", "mdn": "mdn", "mdn-no-correction": "mdn"}
 
 
@@ -61,7 +62,7 @@ def changed(path: Path) -> set[str]:
 
 
 def cell(name: str, scale: str = "smoke") -> set[str]:
-    return {f"train-{scale}@{name}", f"evaluate-{scale}@{name}-lm", f"evaluate-{scale}@{name}-commonsense"}
+    return {f"train-{scale}@{name}", *(f"evaluate-{scale}@{name}-{suite}" for suite in SUITES)}
 
 
 @pytest.fixture(scope="module")

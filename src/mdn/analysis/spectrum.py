@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+CELL = 0.04  # of a histogram
+
 
 def trace(alpha: Array, beta: Array, mu: Array, eta: Array) -> Array:
     """r = α + μ − αβη, the trace of MDN's transition along the key."""
@@ -67,6 +69,26 @@ def eigenvalues(mixer: str, gates: Mapping[str, Array]) -> tuple[Array, Array] |
         case _:
             return None
     return along[..., None], alpha[..., None]
+
+
+def histogram(values: Array) -> dict[str, list[list[float]]]:
+    """How many eigenvalues lie where: {"real": [[x, count], …], "complex": [[x, y, count], …]}.
+
+    x and y are the centres of cells of side CELL; of a conjugate pair the one above the axis is counted.
+    """
+    flat = np.ravel(values)
+
+    def cell(x: Array) -> Array:
+        return (np.floor(np.clip(x, -1, 1 - CELL / 2) / CELL) + 0.5) * CELL
+
+    real = np.stack([cell(flat[flat.imag == 0].real)], -1)
+    above = flat[flat.imag > 0]
+    pairs = np.stack([cell(above.real), cell(above.imag)], -1)
+    found = {}
+    for name, places in (("real", real), ("complex", pairs)):
+        cells, counts = np.unique(places.round(6), axis=0, return_counts=True)
+        found[name] = [[*place, count] for place, count in zip(cells.tolist(), counts.tolist(), strict=True)]
+    return found
 
 
 def in_unit_circle(alpha: Array, beta: Array, mu: Array, eta: Array) -> Array:

@@ -6,6 +6,7 @@ N sequences (B, or those packed along T when cu_seqlens is given)
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -84,6 +85,8 @@ class LinearMixer(Mixer):
     """A mixer whose memory is one or two matrices [H, K, V] and a short convolution's last inputs."""
 
     conv_channels: int
+    # An analysis sets it and is shown what each call of the operator is given, by the operator's names.
+    watch: Callable[[dict[str, Tensor]], object] | None = None
 
     def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)
@@ -104,6 +107,8 @@ class LinearMixer(Mixer):
         self, op: Callable, *inputs: Tensor, state: State | None, cu_seqlens: Tensor | None, **options: Any
     ) -> tuple[Tensor, State]:
         """Runs the operator on the state's matrices: its output and, with a state, the new matrices."""
+        if self.watch is not None:
+            self.watch(dict(zip(signature(op).parameters, inputs, strict=False)))
         names = self.rule.matrices
         initial = None if state is None else tuple(state[name] for name in names)
         o, final = op(
