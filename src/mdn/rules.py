@@ -11,12 +11,11 @@ from mdn.config import Shape
 
 @dataclass(frozen=True)
 class Rule:
-    """One mixer's rule; `update`, `gates` and `transition` are a line of LaTeX each."""
+    """One mixer's rule in LaTeX; update and transition are an equation a line."""
 
-    title: str
-    update: str
+    update: tuple[str, ...]
     gates: str  # what of the update depends on the token, beside q, k and v
-    transition: str  # what becomes of the state without an input
+    transition: tuple[str, ...]  # what becomes of the state without an input
     matrices: tuple[str, ...] = ("S",)  # of a head, each K × V; (): every key and value is kept
 
     @property
@@ -33,44 +32,44 @@ class Rule:
 
 RULES = {
     "attention": Rule(
-        title="Attention",
-        update=r"S_t = S_{t-1} \cup \{(k_t, v_t)\}",
+        update=(r"S_t = S_{t-1} \cup \{(k_t, v_t)\}",),
         gates=r"\mathrm{none}",
-        transition=r"\mathrm{keeps\ all}",
+        transition=(r"\mathrm{keeps\ all}",),
         matrices=(),
     ),
     "mamba2": Rule(
-        title="Mamba2",
-        update=r"S_t = \alpha_t S_{t-1} + k_t v_t^\top",
+        update=(r"S_t = \alpha_t S_{t-1} + k_t v_t^\top",),
         gates=r"\alpha_t",
-        transition=r"\alpha_t I",
+        transition=(r"\alpha_t I",),
     ),
     "gdn": Rule(
-        title="GDN",
-        update=r"S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top",
+        update=(r"S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top",),
         gates=r"\alpha_t, \beta_t",
-        transition=r"\alpha_t (I - \beta_t k_t k_t^\top)",
+        transition=(r"\alpha_t (I - \beta_t k_t k_t^\top)",),
     ),
     "comba": Rule(
-        title="Comba",
-        update=r"S_t = \alpha_t S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top p_t)^\top",
+        update=(r"S_t = \alpha_t S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top p_t)^\top",),
         gates=r"\alpha_t, \beta_t",
-        transition=r"\alpha_t I - \beta_t k_t p_t^\top",
+        transition=(r"\alpha_t I - \beta_t k_t p_t^\top",),
     ),
     "kda": Rule(
-        title="KDA",
-        update=r"S_t = (I - \beta_t k_t k_t^\top)\,\mathrm{diag}(\boldsymbol{\alpha}_t) S_{t-1} "
-        r"+ \beta_t k_t v_t^\top",
+        update=(
+            r"S_t = (I - \beta_t k_t k_t^\top)\,\mathrm{diag}(\boldsymbol{\alpha}_t) S_{t-1} "
+            r"+ \beta_t k_t v_t^\top",
+        ),
         gates=r"\boldsymbol{\alpha}_t, \beta_t",
-        transition=r"(I - \beta_t k_t k_t^\top)\,\mathrm{diag}(\boldsymbol{\alpha}_t)",
+        transition=(r"(I - \beta_t k_t k_t^\top)\,\mathrm{diag}(\boldsymbol{\alpha}_t)",),
     ),
     "mdn": Rule(
-        title="MDN",
-        update=r"M_t = \mu_t M_{t-1} - \eta_t k_t (v_t - \alpha_t S_{t-1}^\top k_t)^\top,\quad "
-        r"S_t = \alpha_t S_{t-1} - \beta_t M_t",
+        update=(
+            r"M_t = \mu_t M_{t-1} - \eta_t k_t (v_t - \alpha_t S_{t-1}^\top k_t)^\top",
+            r"S_t = \alpha_t S_{t-1} - \beta_t M_t",
+        ),
         gates=r"\alpha_t, \beta_t, \mu_t, \eta_t",
-        transition=r"S \mapsto \alpha_t (I - \beta_t \eta_t k_t k_t^\top) S - \beta_t \mu_t M,\quad "
-        r"M \mapsto \alpha_t \eta_t k_t k_t^\top S + \mu_t M",
+        transition=(
+            r"S \mapsto \alpha_t (I - \beta_t \eta_t k_t k_t^\top) S - \beta_t \mu_t M",
+            r"M \mapsto \alpha_t \eta_t k_t k_t^\top S + \mu_t M",
+        ),
         matrices=("S", "M"),
     ),
 }

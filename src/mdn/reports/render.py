@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mdn.config import Params
-from mdn.reports import site
+from mdn.reports import rules, site
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
 from mdn.reports.runs import read_runs
@@ -23,6 +23,8 @@ def render(params: Params, root: Path, out: Path) -> Path:
     cells = frame(params, runs)
     formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
     files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
+    files[Path("tables", f"{rules.NAME}.md")] = rules.markdown(params).encode()
+    files[Path("tables", f"{rules.NAME}.tex")] = rules.latex(params).encode()
     for grid in formatted:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()

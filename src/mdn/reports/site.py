@@ -10,6 +10,7 @@ import jinja2
 from markupsafe import Markup
 
 from mdn.config import Params
+from mdn.reports import rules
 from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
 from mdn.reports.runs import Run, active
@@ -95,6 +96,9 @@ def render(
     )
     records = {f"{scale}/{name}": record(run) for (scale, name), run in runs.items() if run.state != "absent"}
     return environment.get_template("site.html").render(
+        params=params,
+        rules=rules,
+        theory=[(drawing, inline(drawing)) for drawing in drawings if not drawing.scale],
         sections=sections,
         style=Markup((HERE / "site.css").read_text()),
         script=Markup((HERE / "site.js").read_text()),
