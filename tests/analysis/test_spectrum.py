@@ -178,6 +178,21 @@ def test_two_stable_steps_can_make_an_unstable_product():
     assert radii[2] > 1.2
 
 
+def test_one_heads_own_gates_can_pump_the_state():
+    """Under all of MDN's bounds too, with one key: 100 steps turn memory into momentum along a narrow ellipse
+    (small η), two back along a wide one. Every radius is below 1, that of the 102 together above 1.5."""
+
+    def gates(eta: float, s: float = 0.5) -> dict[str, float]:
+        square = (s * eta) ** 2  # tan²θ: α_max = cos²θ, β_max = sin²θ
+        return {"alpha": 1 / (1 + square), "beta": square / (1 + square), "mu": 0.999, "eta": eta}
+
+    key = unit_keys(1)[0]
+    slow, fast = matrix("mdn", gates(0.1), key), matrix("mdn", gates(1.6), key)
+    assert max(np.abs(np.linalg.eigvals(step)).max() for step in (slow, fast)) < 1
+    product = np.linalg.matrix_power(fast, 2) @ np.linalg.matrix_power(slow, 100)
+    assert np.abs(np.linalg.eigvals(product)).max() > 1.5
+
+
 @pytest.mark.parametrize(
     "bounds", [{}, {"log_mu_min": -1.0, "bounded": True}, {"log_mu_min": -2.0, "bounded": True}]
 )
