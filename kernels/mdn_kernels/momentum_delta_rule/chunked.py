@@ -85,6 +85,8 @@ class Prepared(NamedTuple):
 class Scans(Protocol):
     """A version: the kernels that carry the states from chunk to chunk. `initial` and `final` may be None."""
 
+    paired: bool  # chunk states of S and M are one tensor, see v3_kernels.load_paired
+
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, prepared: Prepared, initial, chunks: Chunks, scale: float
     ) -> tuple[Tensor, Tensor, Pair]:
@@ -222,7 +224,7 @@ def _backward(
         dr, states_d, initial = scans.gradients(q, k, do, prepared, (dS, dM), chunks, scale)
         kernels.outer_backward[K_blocks, chunks.count, H](
             q, k, do, dr, residual, coefficients, *states, *states_d, dq_outer, dk_outer, sums, inner,
-            *chunks.tables, scale, H=H, K=K, V=V, **options,
+            *chunks.tables, scale, H=H, K=K, V=V, PAIRED=scans.paired, **options,
         )  # fmt: skip
         kernels.inner_backward[chunks.count, H](
             q, k, *gates, do, dr, residual, sums, inner, dq_outer, dk_outer, dq, dk, *dgates,

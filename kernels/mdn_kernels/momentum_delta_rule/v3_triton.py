@@ -31,6 +31,8 @@ def scan_tiles(dtype: torch.dtype, K: int, V: int) -> Launch:
 
 
 class _Scans:
+    paired = False
+
     def outputs(self, q, k, v, prepared: Prepared, initial, chunks: Chunks, scale):
         (H, K), V = q.shape[2:], v.shape[-1]
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)

@@ -17,8 +17,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from mdn_kernels.momentum_delta_rule import v4_kernels as kernels
 from mdn_kernels.momentum_delta_rule.chunked import CHUNK, Chunks, Pair, Prepared, operator, pair
 
-BV = 32  # value channels of a program
 WARPS = 8
+
+
+def _width(K: int, V: int) -> int:
+    """BV, the value channels of a program: what shared memory holds."""
+    return 64 if K <= 128 and V % 64 == 0 else 32
 
 
 @cache
@@ -41,13 +45,19 @@ def _squares(x: Tensor) -> TensorDescriptor:
     return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
 
 
-def _states(x: Tensor) -> TensorDescriptor:
-    return _blocks(x.view(-1, x.shape[-1]), x.shape[-2], BV)
+def _chunk_states(k: Tensor, V: int, chunks: Chunks, BV: int) -> tuple[Pair, TensorDescriptor]:
+    """Where S and M begin in one new tensor, and its blocks."""
+    H, K = k.shape[2:]
+    states = k.new_empty(chunks.count * H * K, 2 * V)
+    return (states, states.flatten()[16:]), _blocks(states, K, 2 * BV)
 
 
 class _Scans:
+    paired = True
+
     def outputs(self, q, k, v, prepared: Prepared, initial, chunks: Chunks, scale):
         (H, K), V = q.shape[2:], v.shape[-1]
+        BV = _width(K, V)
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         o, residual = torch.empty_like(v), torch.empty_like(v)
         kernels.scan[V // BV, chunks.sequences * H](
@@ -60,11 +70,12 @@ class _Scans:
 
     def states(self, k, values, solve: bool, prepared: Prepared, initial, chunks: Chunks):
         (H, K), V = k.shape[2:], values.shape[-1]
+        BV = _width(K, V)
         if solve:
             _, values, _ = self.outputs(k, k, values, prepared, initial, chunks, 1.0)
-        S, M = states = pair(k, chunks.count, H, K, V)
+        states, blocks = _chunk_states(k, V, chunks, BV)
         kernels.restore[V // BV, chunks.sequences * H](
-            _tokens(k, K), _tokens(values, BV), _states(S), _states(M),
+            _tokens(k, K), _tokens(values, BV), blocks,
             prepared.coefficients, *initial, chunks.first, chunks.starts, chunks.count,
             H=H, K=K, V=V, BV=BV, num_warps=WARPS,
         )  # fmt: skip
@@ -72,13 +83,14 @@ class _Scans:
 
     def gradients(self, q, k, do, prepared: Prepared, final, chunks: Chunks, scale):
         (H, K), V = q.shape[2:], do.shape[-1]
+        BV = _width(K, V)
         dr = torch.empty_like(do)
-        dS, dM = states = pair(q, chunks.count, H, K, V)
+        states, blocks = _chunk_states(q, V, chunks, BV)
         initial: Pair = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.reverse_scan[V // BV, chunks.sequences * H](
             _tokens(q, K), _tokens(k, K), _tokens(do, BV),
             _squares(prepared.inverse), _squares(prepared.scores),
-            _states(dS), _states(dM), prepared.coefficients, dr, *final, *initial,
+            blocks, prepared.coefficients, dr, *final, *initial,
             chunks.first, chunks.starts, chunks.count, scale,
             H=H, K=K, V=V, BV=BV, num_warps=WARPS,
         )  # fmt: skip
