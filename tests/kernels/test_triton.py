@@ -210,7 +210,7 @@ def test_is_registered_as_a_torch_operator(device, dtype):
     *tensors, S, M = operator_inputs(device, dtype)
     torch.use_deterministic_algorithms(False)
     torch.library.opcheck(
-        torch.ops.mdn_kernels.momentum_delta_rule_v3,
+        torch.ops.mdn_kernels.momentum_delta_rule,
         (*tensors, S, M, None, 0.25, True),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
