@@ -41,9 +41,7 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
                     edgecolors="face",
                     linewidth=0.2,
                 )
-                panel.plot(
-                    [0.5, TOKENS + 0.5], [0.5, TOKENS + 0.5], color=INK, linewidth=0.7, linestyle=(0, (2, 2))
-                )
+                panel.axline((0.5, 0.5), slope=1, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
                 panel.set(aspect="equal", xticks=range(4, TOKENS + 1, 4), yticks=range(4, TOKENS + 1, 4))
                 panel.grid(False)
             row[0].invert_yaxis() if direct else None
@@ -58,9 +56,9 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
             label="|∂ update i / ∂ token j|, largest = 1",
         )
         bar.outline.set_visible(False)
-        title = (
-            "Fig. 1: derivatives of the memory's update at token i by each token. Right of the dashed line "
-            "lies the future, which blockwise updates read within their block. A window ends what enters an "
-            "update directly; through the memory, every update depends on all tokens before it"
+        note = (
+            "Derivatives by the token's key and value. Right of the dashed line lies the future, which "
+            "blockwise updates read within their block. A window ends what enters an update directly; "
+            "through the memory, every update depends on all tokens before it."
         )
-        return [written(figure, "dependency", "", title)]
+        return [written(figure, "dependency", "", "Fig. 1: what an update of the memory depends on", note)]

@@ -43,17 +43,15 @@ def _changes(params: Params, scale: str, layers: Layers, name: str, what: str) -
         tokens, depth = figure.subplots(1, 2, width_ratios=[2.3, 1], sharey=True)
         margins(figure, left=0.5, right=0.1, bottom=_legend(figure, params, layers), top=0.3, wspace=0.08)
         for model, rows in layers.items():
-            colour, dashes = line_style(params, model)
+            line = _line(params, model)
             means = [sum(change) / len(rows) for change in zip(*(row["change"] for row in rows), strict=True)]
             every = -(-len(means) // POINTS)
             steps = range(1, len(means) + 1)
             smoothed = smooth(means, max(1, len(means) // 100))
-            tokens.plot(steps[::every], smoothed[::every], color=colour, linestyle=dashes, linewidth=1.5)
+            tokens.plot(steps[::every], smoothed[::every], linewidth=1.5, **line)
             average = [sum(row["change"]) / len(row["change"]) for row in rows]
             places = [row["layer"] + 1 for row in rows]
-            depth.plot(
-                places, average, color=colour, linestyle=dashes, marker="o", markersize=3, linewidth=1.2
-            )
+            depth.plot(places, average, marker="o", markersize=3, linewidth=1.2, **line)
         tokens.set(title="ΔS, mean over layers (moving average)", xlabel="token", yscale="log")
         tokens.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         tokens.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -61,8 +59,8 @@ def _changes(params: Params, scale: str, layers: Layers, name: str, what: str) -
         depth.set(title="ΔS, mean over tokens", xlabel="layer")
         depth.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         tokens.set_xlim(left=0)
-        title = f"Fig. 7: change of the memory at each token, ‖S_t − S_t−1‖ averaged over heads, {what}"
-        return written(figure, name, scale, title)
+        note = "‖S_t − S_t−1‖ averaged over heads, while a held-out text is read token by token."
+        return written(figure, name, scale, f"Fig. 7: change of the memory at each token, {what}", note)
 
 
 def _gates(params: Params, scale: str, layers: Layers, name: str, what: str) -> Drawing:
@@ -73,19 +71,25 @@ def _gates(params: Params, scale: str, layers: Layers, name: str, what: str) -> 
         margins(figure, left=0.35, right=0.1, bottom=_legend(figure, params, layers), top=0.3, wspace=0.3)
         for panel, (gate, title) in zip(panels, GATES.items(), strict=True):
             for model, rows in layers.items():
-                colour, dashes = line_style(params, model)
+                line = _line(params, model)
                 having = [row for row in rows if gate in row["gates"]]
                 places = [row["layer"] + 1 for row in having]
                 low, middle, high = (
                     [_value(gate, row["gates"][gate][row["quantiles"].index(q)]) for row in having]
                     for q in (0.25, 0.5, 0.75)
                 )
-                panel.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
-                panel.plot(places, middle, color=colour, linestyle=dashes, marker="o", markersize=2.5)
+                band = {"color": line["color"], "label": line["label"]}
+                panel.fill_between(places, low, high, alpha=0.15, linewidth=0, **band)
+                panel.plot(places, middle, marker="o", markersize=2.5, **line)
             panel.set(title=title, xlabel="layer", ylim=(0, 2 if gate == "eta" else 1))
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        title = f"Gates of every layer over the tokens of a held-out text: median and quartiles, {what}"
-        return written(figure, name, scale, title)
+        note = "Median and quartiles over the tokens of a held-out text and over heads."
+        return written(figure, name, scale, f"Gates of every layer, {what}", note)
+
+
+def _line(params: Params, model: str) -> dict[str, Any]:
+    colour, dashes = line_style(params, model)
+    return {"color": colour, "linestyle": dashes, "label": params.models[model].title or model}
 
 
 def _value(gate: str, quantile: float) -> float:
@@ -94,11 +98,6 @@ def _value(gate: str, quantile: float) -> float:
 
 def _legend(figure: Figure, params: Params, models: Layers) -> float:
     """Draws it at the bottom; the room that it and the labels of the axes take, in inches."""
-    handles = []
-    for model in models:
-        colour, dashes = line_style(params, model)
-        handles.append(
-            Line2D([], [], color=colour, linestyle=dashes, label=params.models[model].title or model)
-        )
+    handles = [Line2D([], [], **_line(params, model)) for model in models]
     figure.legend(handles=handles, loc="lower center", ncols=LEGEND_COLUMNS)
     return 0.65 + 0.18 * -(-len(handles) // LEGEND_COLUMNS)

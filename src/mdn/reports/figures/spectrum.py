@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Arc, Circle
 
 from mdn.analysis.spectrum import CELL, least_trace, roots, trace
 from mdn.config import Params
@@ -32,9 +33,10 @@ def _theory() -> Drawing:
     with look():
         figure = Figure(figsize=(8.4, 3.2))
         gdn, free, bounded = figure.subplots(1, 3, sharey=True)
-        margins(figure, left=0.4, right=0.1, bottom=0.45, top=0.3, wspace=0.08)
+        margins(figure, left=0.5, right=0.1, bottom=0.45, top=0.3, wspace=0.08)
         _plane(gdn, "GDN: α (1 − β)")
-        gdn.plot([0, 1], [0, 0], color=COLOURS["gdn"], linewidth=4, solid_capstyle="butt")
+        gdn.set_ylabel("imaginary part")
+        gdn.plot([0, 1], [0, 0], color=COLOURS["gdn"], label="GDN", linewidth=4, solid_capstyle="butt")
         _plane(free, "Momentum, β ≤ 1: any μ")
         _region(free, None, False, 0.35)
         _plane(bounded, "MDN, β ≤ 1 − α: log μ ≥ −2, −1 (darker)")
@@ -45,13 +47,14 @@ def _theory() -> Drawing:
                 pull = np.linspace(0, most(alpha), 15)  # βη
                 r = trace(np.array(alpha), pull, np.array(mu), np.array(1.0))
                 path = roots(r, np.full_like(pull, alpha * mu)).ravel()
-                panel.plot(path.real, path.imag, ".", color=COLOURS["mdn"], markersize=3)
-        title = (
-            "Fig. 2: eigenvalues along the key that the gates allow; no model is involved. Dots: βη grows "
-            "from 0 to its bound at fixed α and μ; two real eigenvalues meet and become a pair of modulus "
-            "√(αμ). This is about single steps: a product of steps that are stable each may grow"
+                label = f"α = {alpha}, μ = {mu}"
+                panel.plot(path.real, path.imag, ".", color=COLOURS["mdn"], label=label, markersize=3)
+        note = (
+            "No model is involved. Dots: βη grows from 0 to its bound at fixed α and μ; two real eigenvalues "
+            "meet and become a pair of modulus √(αμ). This is about single steps: a product of steps that "
+            "are stable each may grow."
         )
-        return written(figure, "spectrum", "", title)
+        return written(figure, "spectrum", "", "Fig. 2: eigenvalues along the key that the gates allow", note)
 
 
 def _region(panel: Axes, log_mu_min: float | None, bounded: bool, opacity: float) -> None:
@@ -65,12 +68,13 @@ def _region(panel: Axes, log_mu_min: float | None, bounded: bool, opacity: float
     panel.fill(
         np.concatenate([x, x[::-1]]), np.concatenate([y, -y[::-1]]), color=colour, alpha=opacity, linewidth=0
     )
-    panel.plot([0.0 if bounded else -1.0, 1], [0, 0], color=colour, linewidth=2, solid_capstyle="butt")
+    panel.plot(
+        [0 if bounded else -1, 1], [0, 0], color=colour, label="real", linewidth=2, solid_capstyle="butt"
+    )
 
 
 def _plane(panel: Axes, title: str) -> None:
-    angle = np.linspace(0, 2 * np.pi, 200)
-    panel.plot(np.cos(angle), np.sin(angle), color=INK, linewidth=0.8)
+    panel.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.8))
     panel.set(title=title, aspect="equal", xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), xlabel="real part")
     panel.set_xticks([-1, 0, 1])
     panel.set_yticks([-1, 0, 1])
@@ -90,26 +94,27 @@ def _trained(params: Params, scale: str, scale_title: str, rows: dict[str, list[
             for panel in row[len(shown) :]:
                 panel.set_axis_off()
             row[0].set_ylabel(params.models[name].title or name)
-        title = (
-            f"Eigenvalues along the key of models trained at {scale_title} scale, over tokens and heads of a "
-            "layer. Above the axis: complex pairs. Bars below it: how many are real"
+        title = f"Eigenvalues along the key, trained at {scale_title} scale"
+        note = (
+            "Over the tokens of a held-out text and the heads of a layer. Above the axis: complex pairs. "
+            "Bars below it: how many are real."
         )
-        return written(figure, f"spectrum-{scale}", scale, title)
+        return written(figure, f"spectrum-{scale}", scale, title, note)
 
 
 def _layer(panel: Axes, layer: dict, colour: str) -> None:
     """The upper half of the complex plane, a square a cell, larger where there are more; real eigenvalues as
     bars that hang from the axis, the longest half the circle's radius."""
-    angle = np.linspace(0, np.pi, 100)
-    panel.plot(np.cos(angle), np.sin(angle), color=INK, linewidth=0.6)
+    panel.add_patch(Arc((0, 0), 2, 2, theta2=180, edgecolor=INK, linewidth=0.6))
     panel.axhline(0, color=INK, linewidth=0.6)
     real, pairs = layer["along"]["real"], layer["along"]["complex"]
     if real:
         x, count = np.transpose(real)
-        panel.bar(x, -0.5 * count / count.max(), CELL, color=colour, linewidth=0)
+        panel.bar(x, -0.5 * count / count.max(), CELL, color=colour, label="real", linewidth=0)
     if pairs:
         x, y, count = np.transpose(pairs)
-        panel.scatter(x, y, s=3 + 9 * count / count.max(), color=colour, marker="s", linewidth=0)
+        size = 3 + 9 * count / count.max()
+        panel.scatter(x, y, s=size, color=colour, label="pairs", marker="s", linewidth=0)
     panel.set(aspect="equal", xlim=(-1.1, 1.1), ylim=(-0.6, 1.1), xticks=[-1, 0, 1], yticks=[0, 1])
     panel.set_title(f"layer {layer['layer'] + 1}", fontsize=8)
     panel.grid(False)

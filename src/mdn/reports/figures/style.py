@@ -71,6 +71,7 @@ class Drawing:
     title: str
     svg: str
     png: bytes
+    note: str = ""  # what to know to read it, behind the title
 
 
 def line_style(params: Params, name: str) -> tuple[str, tuple[int, tuple[float, ...]]]:
@@ -101,9 +102,9 @@ def margins(
     figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace, hspace)
 
 
-def written(figure: Figure, name: str, scale: str, title: str) -> Drawing:
+def written(figure: Figure, name: str, scale: str, title: str, note: str = "") -> Drawing:
     """The figure as SVG (see-through, for the page) and PNG; inside `look`."""
     text, image = io.StringIO(), io.BytesIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     figure.savefig(image, format="png", dpi=160, metadata={"Software": None}, facecolor="white")
-    return Drawing(name, scale, title, text.getvalue(), image.getvalue())
+    return Drawing(name, scale, title, text.getvalue(), image.getvalue(), note)
