@@ -56,7 +56,7 @@ def dynamics(params: Params, runs: Path) -> dict[str, str]:
 def test_dynamics_are_drawn_where_they_were_followed(params: Params, runs: Path):
     found = dynamics(params, runs)
     names = ("state-change-smoke", "gates-smoke", "state-change-smoke-variants", "gates-smoke-variants")
-    assert set(found) == {*names, "spectrum-smoke"}
+    assert set(found) == {*names, "spectrum-smoke", "spectrum-smoke-variants"}
     svg = found["state-change-smoke"]
     assert ">MDN<" in svg
     assert ">GDN<" in svg

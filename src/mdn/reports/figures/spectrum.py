@@ -1,5 +1,7 @@
 """Fig. 2: where eigenvalues of a token's transition can lie; beyond the paper, where trained models' do."""
 
+from textwrap import fill
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,16 +18,17 @@ SCANS = ((0.9, 0.95), (0.8, 0.5), (0.5, 0.3))  # (α, μ) of the dotted paths
 
 
 def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
-    """One figure of theory, and one a scale where a model has been followed."""
+    """One of theory; at a scale where models have been followed, one of systems and one of variants."""
     found = [_theory()]
-    for scale, at in params.scales.items():
-        rows = {}
-        for name in active(params, runs, scale):
-            layers = [row for row in runs[scale, name].samples("dynamics") if "along" in row]
-            if name in SYSTEMS and layers:
-                rows[name] = layers
-        if rows:
-            found.append(_trained(params, scale, at.title, rows))
+    for scale in params.scales:
+        layers = {
+            name: [row for row in runs[scale, name].samples("dynamics") if "along" in row]
+            for name in active(params, runs, scale)
+        }
+        for suffix, is_system in (("", True), ("-variants", False)):
+            rows = {name: own for name, own in layers.items() if own and (name in SYSTEMS) == is_system}
+            if rows:
+                found.append(_trained(params, scale, suffix, rows))
     return found
 
 
@@ -80,12 +83,12 @@ def _plane(panel: Axes, title: str) -> None:
     panel.set_yticks([-1, 0, 1])
 
 
-def _trained(params: Params, scale: str, scale_title: str, rows: dict[str, list[dict]]) -> Drawing:
+def _trained(params: Params, scale: str, suffix: str, rows: dict[str, list[dict]]) -> Drawing:
     columns = min(LAYERS, max(len(layers) for layers in rows.values()))
     with look():
         figure = Figure(figsize=(8.4, 0.6 + 1.2 * len(rows)))
         panels = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey=True)
-        margins(figure, left=0.5, right=0.1, bottom=0.35, top=0.25, wspace=0.12, hspace=0.25)
+        margins(figure, left=0.75, right=0.1, bottom=0.35, top=0.25, wspace=0.12, hspace=0.25)
         for row, (name, layers) in zip(panels, rows.items(), strict=True):
             colour = line_style(params, name)[0]
             shown = {round(n * (len(layers) - 1) / max(columns - 1, 1)) for n in range(columns)}
@@ -93,13 +96,14 @@ def _trained(params: Params, scale: str, scale_title: str, rows: dict[str, list[
                 _layer(panel, layer, colour)
             for panel in row[len(shown) :]:
                 panel.set_axis_off()
-            row[0].set_ylabel(params.models[name].title or name)
-        title = f"Eigenvalues along the key, trained at {scale_title} scale"
+            row[0].set_ylabel(fill(params.models[name].title or name, 14))
+        title = f"Eigenvalues along the key, at {params.scales[scale].title} scale"
+        title += ": variants" if suffix else ""
         note = (
             "Over the tokens of a held-out text and the heads of a layer. Above the axis: complex pairs. "
             "Bars below it: how many are real."
         )
-        return written(figure, f"spectrum-{scale}", scale, title, note)
+        return written(figure, f"spectrum-{scale}{suffix}", scale, title, note)
 
 
 def _layer(panel: Axes, layer: dict, colour: str) -> None:
