@@ -11,12 +11,8 @@ from mdn.reports.runs import Run
 
 TOKENS, SIZE = 12, 4
 FLOOR = 1e-3  # of the largest; below, the palest colour
-TITLES = {
-    "blockwise": f"Blockwise, {SIZE} tokens a block",
-    "window": f"Sliding window of {SIZE} tokens",
-    "stepwise": "Stepwise (MDN)",
-}
-ROWS = {True: "memory held fixed", False: "along every path"}
+TITLES = {"blockwise": f"Blocks of {SIZE}", "window": f"Window of {SIZE}", "stepwise": "Stepwise (MDN)"}
+ROWS = {True: "directly", False: "along every path"}
 
 
 def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
@@ -24,7 +20,7 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
     with look():
         figure = Figure(figsize=(8.4, 5.1))
         panels = figure.subplots(2, 3, sharex=True, sharey=True)
-        margins(figure, left=0.7, right=1.0, bottom=0.45, top=0.3, wspace=0.1, hspace=0.1)
+        margins(figure, left=0.55, right=1.0, bottom=0.45, top=0.3, wspace=0.1, hspace=0.2)
         for row, direct in zip(panels, ROWS, strict=True):
             for panel, scheme in zip(row, SCHEMES, strict=True):
                 found_TT = dependence(x_TD, scheme, SIZE, direct=direct)
@@ -43,11 +39,10 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
                 )
                 panel.axline((0.5, 0.5), slope=1, color=INK, linewidth=0.7, linestyle=(0, (2, 2)))
                 panel.set(aspect="equal", xticks=range(4, TOKENS + 1, 4), yticks=range(4, TOKENS + 1, 4))
+                panel.set_title(f"{TITLES[scheme]}, {ROWS[direct]}")
                 panel.grid(False)
-            row[0].invert_yaxis() if direct else None
-            row[0].set_ylabel(f"{ROWS[direct]}\nupdate at token i")
-        for panel, scheme in zip(panels[0], SCHEMES, strict=True):
-            panel.set_title(TITLES[scheme])
+            row[0].set_ylabel("update at token i")
+        panels[0][0].invert_yaxis()  # of all: they share it
         for panel in panels[1]:
             panel.set_xlabel("token j")
         bar = figure.colorbar(
@@ -57,8 +52,8 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
         )
         bar.outline.set_visible(False)
         note = (
-            "Derivatives by the token's key and value. Right of the dashed line lies the future, which "
-            "blockwise updates read within their block. A window ends what enters an update directly; "
-            "through the memory, every update depends on all tokens before it."
+            "Derivatives by the token's key and value; directly: the memory that gradients are taken at is held "
+            "fixed. Right of the dashed line lies the future, which blockwise updates read in their block. A "
+            "window ends what enters directly; through the memory, all tokens before an update count."
         )
         return [written(figure, "dependency", "", "Fig. 1: what an update of the memory depends on", note)]

@@ -86,14 +86,14 @@ def _plane(panel: Axes, title: str) -> None:
 def _trained(params: Params, scale: str, suffix: str, rows: dict[str, list[dict]]) -> Drawing:
     columns = min(LAYERS, max(len(layers) for layers in rows.values()))
     with look():
-        figure = Figure(figsize=(8.4, 0.6 + 1.2 * len(rows)))
+        figure = Figure(figsize=(8.4, 0.6 + 1.4 * len(rows)))
         panels = figure.subplots(len(rows), columns, squeeze=False, sharex=True, sharey=True)
         margins(figure, left=0.75, right=0.1, bottom=0.35, top=0.25, wspace=0.12, hspace=0.25)
         for row, (name, layers) in zip(panels, rows.items(), strict=True):
             colour = line_style(params, name)[0]
             shown = {round(n * (len(layers) - 1) / max(columns - 1, 1)) for n in range(columns)}
             for panel, layer in zip(row, (layers[n] for n in sorted(shown)), strict=False):
-                _layer(panel, layer, colour)
+                _layer(panel, layer, colour, params.models[name].title or name)
             for panel in row[len(shown) :]:
                 panel.set_axis_off()
             row[0].set_ylabel(fill(params.models[name].title or name, 14))
@@ -101,24 +101,25 @@ def _trained(params: Params, scale: str, suffix: str, rows: dict[str, list[dict]
         title += ": variants" if suffix else ""
         note = (
             "Over the tokens of a held-out text and the heads of a layer. Above the axis: complex pairs. "
-            "Bars below it: how many are real."
+            "Bars below it: shares of real ones, all together 1 where there are no pairs."
         )
         return written(figure, f"spectrum-{scale}{suffix}", scale, title, note)
 
 
-def _layer(panel: Axes, layer: dict, colour: str) -> None:
-    """The upper half of the complex plane, a square a cell, larger where there are more; real eigenvalues as
-    bars that hang from the axis, the longest half the circle's radius."""
+def _layer(panel: Axes, layer: dict, colour: str, model: str) -> None:
+    """The upper half of the complex plane, a square a cell, larger where there are more; the shares of real
+    eigenvalues as bars that hang from the axis, all of them together at most 1 long."""
     panel.add_patch(Arc((0, 0), 2, 2, theta2=180, edgecolor=INK, linewidth=0.6))
     panel.axhline(0, color=INK, linewidth=0.6)
     real, pairs = layer["along"]["real"], layer["along"]["complex"]
+    total = sum(count for *_, count in real) + 2 * sum(count for *_, count in pairs)
     if real:
         x, count = np.transpose(real)
-        panel.bar(x, -0.5 * count / count.max(), CELL, color=colour, label="real", linewidth=0)
+        panel.bar(x, -count / total, CELL, color=colour, label=f"{model}, real", linewidth=0)
     if pairs:
         x, y, count = np.transpose(pairs)
         size = 3 + 9 * count / count.max()
-        panel.scatter(x, y, s=size, color=colour, label="pairs", marker="s", linewidth=0)
-    panel.set(aspect="equal", xlim=(-1.1, 1.1), ylim=(-0.6, 1.1), xticks=[-1, 0, 1], yticks=[0, 1])
+        panel.scatter(x, y, s=size, color=colour, label=f"{model}, pairs", marker="s", linewidth=0)
+    panel.set(aspect="equal", xlim=(-1.1, 1.1), ylim=(-1, 1.1), xticks=[-1, 0, 1], yticks=[0, 1])
     panel.set_title(f"layer {layer['layer'] + 1}", fontsize=8)
     panel.grid(False)
