@@ -52,8 +52,8 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
         )
         bar.outline.set_visible(False)
         note = (
-            "Derivatives by the token's key and value; directly: the memory that gradients are taken at is held "
-            "fixed. Right of the dashed line lies the future, which blockwise updates read in their block. A "
-            "window ends what enters directly; through the memory, all tokens before an update count."
+            "Derivatives by the token's key and value; directly: with the memory held fixed at which "
+            "gradients are taken. Right of the dashed line lies the future, which blockwise updates read in "
+            "their block. A window ends what enters directly; through the memory, all earlier tokens count."
         )
         return [written(figure, "dependency", "", "Fig. 1: what an update of the memory depends on", note)]
