@@ -83,7 +83,7 @@ def latex(params: Params) -> str:
     def formulas(*lines: str) -> str:
         if len(lines) == 1:
             return f"${lines[0]}$"
-        return "\\shortstack[l]{" + " \\\\ ".join(f"${line}$" for line in lines) + "}"
+        return "$\\begin{aligned}[t]" + " \\\\ ".join(f"&{line}" for line in lines) + "\\end{aligned}$"
 
     body = []
     for row in rows(params):
