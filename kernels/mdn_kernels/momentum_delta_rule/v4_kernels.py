@@ -106,7 +106,7 @@ def load_row(x, layout: gl.constexpr):
 
 
 @gluon.jit
-def slots(x_tma):
+def ring(x_tma):
     """Room for two blocks, and what tells when each has arrived."""
     room = gl.allocate_shared_memory(x_tma.dtype, [2] + x_tma.block_type.shape, x_tma.layout)  # noqa: RUF005
     arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -120,20 +120,19 @@ def wait(arrived, step):
     mbarrier.wait(arrived.index(step % 2), (step // 2) % 2)
 
 
-@gluon.jit(do_not_specialize=["chunks"])
+@gluon.jit(do_not_specialize=["span"])
 def scan(
     q_tma, k_tma, v_tma, inverse_tma, scores_tma, coefficients, residual, o,
-    initial_S, initial_M, final_S, final_M, first, starts, chunks, scale,
+    initial_S, initial_M, final_S, final_M, marks_S, marks_M, span, first, begin, end, scale,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
-    """Residuals and outputs of all chunks, and the final states.
+    """Residuals and outputs of all chunks, and the states before each span but the first and at the end.
 
     R = V − a ⊙ K S + b' ⊙ K M, Ṽ = T⁻¹ R, O = a ⊙ Q S − b ⊙ Q M + [(Q Kᵀ) ⊙ Γ ⊙ η] Ṽ.
     """
     block, n, h = gl.program_id(0), gl.program_id(1) // H, gl.program_id(1) % H
-    begin = gl.load(starts + n)
-    length = gl.load(starts + n + 1) - begin
-    chunk = gl.load(first + n)
+    token_0, chunk_0 = gl.load(begin + n), gl.load(first + n)
+    length = gl.load(end + n) - token_0
     count = (length + C - 1) // C
     tile: gl.constexpr = tile_layout(BV, num_warps)
     wide: gl.constexpr = tile_layout(2 * BV, num_warps)
@@ -145,11 +144,11 @@ def scan(
         Z = load_states(initial_S + own, initial_M + own, K, V, BV, block, num_warps)
     else:
         Z = load_states(None, None, K, V, BV, block, num_warps)
-    q_s, q_arrived = slots(q_tma)
-    k_s, k_arrived = slots(k_tma)
-    v_s, v_arrived = slots(v_tma)
-    inverse_s, inverse_arrived = slots(inverse_tma)
-    scores_s, scores_arrived = slots(scores_tma)
+    q_s, q_arrived = ring(q_tma)
+    k_s, k_arrived = ring(k_tma)
+    v_s, v_arrived = ring(v_tma)
+    inverse_s, inverse_arrived = ring(inverse_tma)
+    scores_s, scores_arrived = ring(scores_tma)
     Z_s = gl.allocate_shared_memory(
         dtype, [K, 2 * BV], gl.NVMMASharedLayout.get_default_for([K, 2 * BV], dtype)
     )
@@ -159,7 +158,6 @@ def scan(
         dtype, [C, 2 * BV], gl.NVMMASharedLayout.get_default_for([C, 2 * BV], dtype)
     )
     fence_async_shared()
-    plane = chunks.to(gl.int64) * H * C
     nothing = gl.zeros([C, BV], gl.float32, tile)
     nothing_wide = gl.zeros([C, 2 * BV], gl.float32, wide)
 
@@ -167,8 +165,8 @@ def scan(
         ahead = step + 1  # its operands start on their way
         go = ahead < count
         slot = ahead % 2
-        square = ((chunk + ahead) * H + h) * C
-        token = begin + ahead * C
+        square = ((chunk_0 + ahead) * H + h) * C
+        token = token_0 + ahead * C
         mbarrier.expect(k_arrived.index(slot), 2 * C * K, pred=go)
         mbarrier.expect(q_arrived.index(slot), 2 * C * K, pred=go)
         mbarrier.expect(v_arrived.index(slot), 2 * C * BV, pred=go)
@@ -181,14 +179,17 @@ def scan(
         copy_in(scores_tma, [square, 0], scores_arrived.index(slot), scores_s.index(slot), pred=go)
         if step >= 0:
             slot = step % 2
-            at = coefficients + ((chunk + step) * H + h).to(gl.int64) * C
+            at = coefficients + ((chunk_0 + step) * H + h).to(gl.int64) * 6 * C
             rows = length - step * C
             last = at + gl.minimum(rows, C) - 1
-            a, b = load_row(at + A * plane, tile), load_row(at + B * plane, tile)
-            b_read = load_row(at + B_READ * plane, tile)
-            to_S, to_M = load_row(at + TO_S * plane, tile), load_row(at + TO_M * plane, tile)
-            a_C, b_C = gl.load(last + A * plane), gl.load(last + B * plane)
-            u_C = gl.load(last + U * plane)
+            a, b = load_row(at + A * C, tile), load_row(at + B * C, tile)
+            b_read = load_row(at + B_READ * C, tile)
+            to_S, to_M = load_row(at + TO_S * C, tile), load_row(at + TO_M * C, tile)
+            a_C, b_C = gl.load(last + A * C), gl.load(last + B * C)
+            u_C = gl.load(last + U * C)
+            if (step > 0) & (step % span == 0):
+                mark = (step // span - 1) * gl.num_programs(1).to(gl.int64) * K * V + own
+                store_states(Z, marks_S + mark, marks_M + mark, K, V, BV, block, num_warps)
             Z_s.store(Z.to(dtype))
             fence_async_shared()
             wait(k_arrived, step)
@@ -211,7 +212,7 @@ def scan(
             x_s.store(x.to(dtype))
             fence_async_shared()
             Z = warpgroup_mma(k_i.permute((1, 0)), into_s, Z, is_async=True)
-            at_V = ((begin + step * C).to(gl.int64) * H + h) * V
+            at_V = ((token_0 + step * C).to(gl.int64) * H + h) * V
             mask = (gl.arange(0, C, gl.SliceLayout(1, tile)) < rows)[:, None]
             gl.store(token_pointers(residual + at_V, V, H, BV, block, tile), x.to(dtype), mask=mask)
             QZ = warpgroup_mma_wait(1, deps=[QZ])
@@ -223,16 +224,15 @@ def scan(
     store_states(Z, final_S + own, final_M + own, K, V, BV, block, num_warps)
 
 
-@gluon.jit(do_not_specialize=["chunks"])
+@gluon.jit
 def restore(
-    k_tma, residual_tma, states_tma, coefficients, initial_S, initial_M, first, starts, chunks,
+    k_tma, residual_tma, states_tma, coefficients, initial_S, initial_M, slots, first, begin, end,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """The states before each chunk, from the residuals."""
     block, n, h = gl.program_id(0), gl.program_id(1) // H, gl.program_id(1) % H
-    begin = gl.load(starts + n)
-    length = gl.load(starts + n + 1) - begin
-    chunk = gl.load(first + n)
+    token_0, chunk_0 = gl.load(begin + n), gl.load(first + n)
+    length, slot_0 = gl.load(end + n) - token_0, gl.load(slots + n)
     count = (length + C - 1) // C
     tile: gl.constexpr = tile_layout(BV, num_warps)
     wide: gl.constexpr = tile_layout(2 * BV, num_warps)
@@ -244,38 +244,37 @@ def restore(
         Z = load_states(initial_S + own, initial_M + own, K, V, BV, block, num_warps)
     else:
         Z = load_states(None, None, K, V, BV, block, num_warps)
-    k_s, k_arrived = slots(k_tma)
-    x_s, x_arrived = slots(residual_tma)
+    k_s, k_arrived = ring(k_tma)
+    x_s, x_arrived = ring(residual_tma)
     Z_s = gl.allocate_shared_memory(dtype, [K, 2 * BV], states_tma.layout)
     into_s = gl.allocate_shared_memory(
         dtype, [C, 2 * BV], gl.NVMMASharedLayout.get_default_for([C, 2 * BV], dtype)
     )
     fence_async_shared()
-    plane = chunks.to(gl.int64) * H * C
 
     for step in range(-1, count):
         ahead = step + 1
         go = ahead < count
         slot = ahead % 2
-        token = begin + ahead * C
+        token = token_0 + ahead * C
         mbarrier.expect(k_arrived.index(slot), 2 * C * K, pred=go)
         mbarrier.expect(x_arrived.index(slot), 2 * C * BV, pred=go)
         copy_in(k_tma, [token, h * K], k_arrived.index(slot), k_s.index(slot), pred=go)
         copy_in(residual_tma, [token, h * V + block * BV], x_arrived.index(slot), x_s.index(slot), pred=go)
         if step >= 0:
             slot = step % 2
-            at = coefficients + ((chunk + step) * H + h).to(gl.int64) * C
+            at = coefficients + ((chunk_0 + step) * H + h).to(gl.int64) * 6 * C
             last = at + gl.minimum(length - step * C, C) - 1
-            to_S, to_M = load_row(at + TO_S * plane, tile), load_row(at + TO_M * plane, tile)
-            a_C, b_C = gl.load(last + A * plane), gl.load(last + B * plane)
-            u_C = gl.load(last + U * plane)
+            to_S, to_M = load_row(at + TO_S * C, tile), load_row(at + TO_M * C, tile)
+            a_C, b_C = gl.load(last + A * C), gl.load(last + B * C)
+            u_C = gl.load(last + U * C)
             tma.store_wait(0)  # of the step before
             Z_s.store(Z.to(dtype))
             wait(x_arrived, step)
             x = x_s.index(slot).load(tile).to(gl.float32)
             into_s.store(joined((to_S * x).to(dtype), (-to_M * x).to(dtype), wide))
             fence_async_shared()
-            copy_out(states_tma, [((chunk + step) * H + h) * K, 2 * block * BV], Z_s)
+            copy_out(states_tma, [((slot_0 + step) * H + h) * K, 2 * block * BV], Z_s)
             S, M = halves(Z, half)
             Z = joined(a_C * S - b_C * M, u_C * M, both)
             wait(k_arrived, step)
@@ -284,10 +283,10 @@ def restore(
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["chunks"])
+@gluon.jit
 def reverse_scan(
     q_tma, k_tma, do_tma, inverse_tma, scores_tma, states_tma, coefficients, dr,
-    final_dS, final_dM, initial_dS, initial_dM, first, starts, chunks, scale,
+    final_dS, final_dM, initial_dS, initial_dM, slots, first, begin, end, scale,
     H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, BV: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Carries dS and dM backwards over a sequence's chunks; stores them as they are after each chunk, and dR.
@@ -295,9 +294,8 @@ def reverse_scan(
     dR = T⁻ᵀ dṼ is the gradient of V too.
     """
     block, n, h = gl.program_id(0), gl.program_id(1) // H, gl.program_id(1) % H
-    begin = gl.load(starts + n)
-    length = gl.load(starts + n + 1) - begin
-    chunk = gl.load(first + n)
+    token_0, chunk_0 = gl.load(begin + n), gl.load(first + n)
+    length, slot_0 = gl.load(end + n) - token_0, gl.load(slots + n)
     count = (length + C - 1) // C
     tile: gl.constexpr = tile_layout(BV, num_warps)
     wide: gl.constexpr = tile_layout(2 * BV, num_warps)
@@ -309,11 +307,11 @@ def reverse_scan(
         dZ = load_states(final_dS + own, final_dM + own, K, V, BV, block, num_warps)
     else:
         dZ = load_states(None, None, K, V, BV, block, num_warps)
-    q_s, q_arrived = slots(q_tma)
-    k_s, k_arrived = slots(k_tma)
-    do_s, do_arrived = slots(do_tma)
-    inverse_s, inverse_arrived = slots(inverse_tma)
-    scores_s, scores_arrived = slots(scores_tma)
+    q_s, q_arrived = ring(q_tma)
+    k_s, k_arrived = ring(k_tma)
+    do_s, do_arrived = ring(do_tma)
+    inverse_s, inverse_arrived = ring(inverse_tma)
+    scores_s, scores_arrived = ring(scores_tma)
     # What enters dS and dM from the outputs and from the residuals.
     into: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C, 2 * BV], dtype)
     dZ_s = gl.allocate_shared_memory(dtype, [K, 2 * BV], states_tma.layout)
@@ -321,7 +319,6 @@ def reverse_scan(
     out_s = gl.allocate_shared_memory(dtype, [C, 2 * BV], into)
     read_s = gl.allocate_shared_memory(dtype, [C, 2 * BV], into)
     fence_async_shared()
-    plane = chunks.to(gl.int64) * H * C
     nothing = gl.zeros([C, BV], gl.float32, tile)
     nothing_wide = gl.zeros([C, 2 * BV], gl.float32, wide)
 
@@ -330,8 +327,8 @@ def reverse_scan(
         go = ahead < count
         slot = ahead % 2
         i = count - 1 - ahead
-        square = ((chunk + i) * H + h) * C
-        token = begin + i * C
+        square = ((chunk_0 + i) * H + h) * C
+        token = token_0 + i * C
         mbarrier.expect(k_arrived.index(slot), 2 * C * K, pred=go)
         mbarrier.expect(q_arrived.index(slot), 2 * C * K, pred=go)
         mbarrier.expect(do_arrived.index(slot), 2 * C * BV, pred=go)
@@ -345,21 +342,21 @@ def reverse_scan(
         if step >= 0:
             slot = step % 2
             i = count - 1 - step
-            at = coefficients + ((chunk + i) * H + h).to(gl.int64) * C
+            at = coefficients + ((chunk_0 + i) * H + h).to(gl.int64) * 6 * C
             rows = length - i * C
             last = at + gl.minimum(rows, C) - 1
-            a, b = load_row(at + A * plane, tile), load_row(at + B * plane, tile)
-            b_read = load_row(at + B_READ * plane, tile)
-            to_S, to_M = load_row(at + TO_S * plane, tile), load_row(at + TO_M * plane, tile)
-            a_C, b_C = gl.load(last + A * plane), gl.load(last + B * plane)
-            u_C = gl.load(last + U * plane)
+            a, b = load_row(at + A * C, tile), load_row(at + B * C, tile)
+            b_read = load_row(at + B_READ * C, tile)
+            to_S, to_M = load_row(at + TO_S * C, tile), load_row(at + TO_M * C, tile)
+            a_C, b_C = gl.load(last + A * C), gl.load(last + B * C)
+            u_C = gl.load(last + U * C)
             tma.store_wait(0)  # of the step before
             dZ_s.store(dZ.to(dtype))
             wait(do_arrived, step)
             do_i = scale * do_s.index(slot).load(tile).to(gl.float32)
             out_s.store(joined((a * do_i).to(dtype), (-b * do_i).to(dtype), wide))
             fence_async_shared()
-            copy_out(states_tma, [((chunk + i) * H + h) * K, 2 * block * BV], dZ_s)
+            copy_out(states_tma, [((slot_0 + i) * H + h) * K, 2 * block * BV], dZ_s)
             wait(k_arrived, step)
             k_i = k_s.index(slot)
             KdZ = warpgroup_mma(k_i, dZ_s, nothing_wide, use_acc=False, is_async=True)
@@ -383,7 +380,7 @@ def reverse_scan(
             read_s.store(joined((-a * dr_i).to(dtype), (b_read * dr_i).to(dtype), wide))
             fence_async_shared()
             dZ = warpgroup_mma(k_i.permute((1, 0)), read_s, dZ, is_async=True)
-            at_V = ((begin + i * C).to(gl.int64) * H + h) * V
+            at_V = ((token_0 + i * C).to(gl.int64) * H + h) * V
             mask = (gl.arange(0, C, gl.SliceLayout(1, tile)) < rows)[:, None]
             gl.store(token_pointers(dr + at_V, V, H, BV, block, tile), dr_i.to(dtype), mask=mask)
             dZ = warpgroup_mma_wait(0, deps=[dZ])
