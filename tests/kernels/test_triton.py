@@ -54,7 +54,7 @@ slow = pytest.mark.slow
 everywhere = pytest.mark.parametrize(("version", "dtype", "device"), WHERE)
 SMALL = {
     "v3_triton": {"B": 1, "H": 1, "K": 16, "V": 16},
-    "v4_hopper": {"B": 1, "H": 1, "K": 64, "V": 32},
+    "v4_hopper": {"B": 1, "H": 1, "K": 64, "V": 64},
 }
 
 

@@ -32,6 +32,7 @@ SPAN_AT_LEAST = 1024
 Launch = dict[str, int | str]
 Pair = tuple[Tensor, Tensor]  # of S and of M
 States = tuple[Tensor | None, Tensor | None]
+ChunkStates = tuple[Tensor, ...]  # of each chunk's S and M, as the version lays them out
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,6 @@ class Kept(NamedTuple):
 class Scans(Protocol):
     """A version: the kernels that carry the states from chunk to chunk. `initial` and `final` may be None."""
 
-    paired: bool  # chunk states of S and M are one tensor, see v3_kernels.load_paired
-
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
     ) -> tuple[Tensor, Tensor, Pair]:
@@ -133,8 +132,8 @@ class Scans(Protocol):
 
     def states(
         self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
-    ) -> Pair:
-        """The states before each chunk [slots, H, K, V]; with v, the residuals are computed too."""
+    ) -> ChunkStates:
+        """The states before each chunk; with v, the residuals are computed too."""
 
     def gradients(
         self,
@@ -146,8 +145,24 @@ class Scans(Protocol):
         final: States,
         chunks: Chunks,
         scale: float,
-    ) -> tuple[Pair, Pair]:
-        """dS and dM after each chunk [slots, H, K, V] and before the first [N, H, K, V]; writes dR = dV."""
+    ) -> tuple[ChunkStates, Pair]:
+        """dS and dM after each chunk, and before the first [N, H, K, V]; writes dR = dV."""
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What dq and dk get from the states, [slots, H, C, K] in float32, and for the coefficients, summed
+        over blocks of key channels: `sums` [slots, H, blocks, 5, C] and `inner` [slots, H, blocks, 3]."""
 
 
 def tiles(dtype: torch.dtype, K: int, V: int) -> Launch:
@@ -246,7 +261,6 @@ def _backward(
     options = tiles(q.dtype, K, V)
     if q.dtype != torch.float32:
         options["num_stages"] = 3
-    K_blocks = triton.cdiv(K, int(options["BK"]))
     after: States = (dS, dM)
     with torch.cuda.device_of(q):
         for number, chunks in reversed(list(enumerate(Layout.of(q, cu_seqlens).spans))):
@@ -254,17 +268,13 @@ def _backward(
             states = scans.states(k, v, residual, kept, before, chunks)
             states_d, initial = scans.gradients(q, k, do, dr, kept, after, chunks, scale)
             after = initial
-            dq_outer, dk_outer = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
-            sums = q.new_empty(chunks.count, H, K_blocks, 5, CHUNK, dtype=torch.float32)
-            inner = q.new_empty(chunks.count, H, K_blocks, 3, dtype=torch.float32)
-            kernels.outer_backward[K_blocks, chunks.count, H](
-                q, k, do, dr, residual, coefficients, *states, *states_d, dq_outer, dk_outer, sums, inner,
-                *chunks.tables, scale, H=H, K=K, V=V, PAIRED=scans.paired, **options,
-            )  # fmt: skip
+            dq_outer, dk_outer, sums, inner = scans.outer(
+                q, k, do, dr, residual, kept, states, states_d, chunks, scale
+            )
             del states, states_d
             kernels.inner_backward[chunks.count, H](
                 q, k, *gates, do, dr, residual, sums, inner, dq_outer, dk_outer, dq, dk, *dgates,
-                *chunks.tables, scale, H=H, K=K, V=V, BLOCKS=K_blocks, **options,
+                *chunks.tables, scale, H=H, K=K, V=V, BLOCKS=sums.shape[2], **options,
             )  # fmt: skip
     dlog_alpha, dbeta, dlog_mu, deta = dgates
     return dq, dk, dr, dlog_alpha, dbeta, dlog_mu, deta, *initial
