@@ -55,9 +55,11 @@ class KernelVersion:
             return f"takes keys of {', '.join(map(str, self.keys))} channels, not K={K}"
         if V % self.value_step:
             return f"takes values of a multiple of {self.value_step} channels, not V={V}"
-        if self.capability is not None and torch.cuda.get_device_capability(device) != self.capability:
-            found = ".".join(map(str, torch.cuda.get_device_capability(device)))
-            return f"needs compute capability {'.'.join(map(str, self.capability))}, not {found}"
+        if self.capability is not None and torch.cuda.is_available():
+            found = torch.cuda.get_device_capability(device)
+            if found != self.capability:
+                wanted, has = (".".join(map(str, version)) for version in (self.capability, found))
+                return f"needs a device of compute capability {wanted}, not {has}"
         return None
 
 

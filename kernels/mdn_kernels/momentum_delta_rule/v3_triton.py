@@ -11,10 +11,14 @@ from torch import Tensor
 
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 from mdn_kernels.momentum_delta_rule.chunked import (
+    CHUNK,
     Chunks,
+    ChunkStates,
+    Kept,
     Launch,
+    Layout,
     Pair,
-    Prepared,
+    States,
     operator,
     pair,
     tiles,
@@ -31,48 +35,97 @@ def scan_tiles(dtype: torch.dtype, K: int, V: int) -> Launch:
 
 
 class _Scans:
-    paired = False
-
-    def outputs(self, q, k, v, prepared: Prepared, initial, chunks: Chunks, scale):
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
+    ) -> tuple[Tensor, Tensor, Pair]:
         (H, K), V = q.shape[2:], v.shape[-1]
+        chunks = layout.whole
+        o, residual = torch.empty_like(v), torch.empty_like(v)
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
-        residual, states = self._scan(k, v, True, prepared, initial, final, chunks, BV=16)
-        o, options = torch.empty_like(v), tiles(q.dtype, K, V)
+        states = self._scan(k, v, residual, kept, initial, final, chunks, layout.span, BV=16)
+        options = tiles(q.dtype, K, V)
         if q.dtype != torch.float32:
             options["BV"] = min(128, whole(V, q.dtype))
         kernels.output[triton.cdiv(V, options["BV"]), chunks.count, H](
-            q, prepared.scores, prepared.coefficients, residual, *states, o, *chunks.tables, scale,
+            q, kept.scores, kept.coefficients, residual, *states, o, *chunks.tables, scale,
             H=H, K=K, V=V, **options,
         )  # fmt: skip
         return o, residual, final
 
-    def states(self, k, values, solve: bool, prepared: Prepared, initial, chunks: Chunks):
-        return self._scan(k, values, solve, prepared, initial, (None, None), chunks)
+    def states(
+        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
+    ) -> Pair:
+        return self._scan(k, v, residual, kept, initial, (None, None), chunks, chunks.count)
 
-    def gradients(self, q, k, do, prepared: Prepared, final, chunks: Chunks, scale):
+    def gradients(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        kept: Kept,
+        final: States,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Pair, Pair]:
         (H, K), V = q.shape[2:], do.shape[-1]
         options = scan_tiles(q.dtype, K, V)
-        dr, states = torch.empty_like(do), pair(q, chunks.count, H, K, V)
+        states = pair(q, chunks.count, H, K, V)
         initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.reverse_scan[triton.cdiv(V, options["BV"]), chunks.sequences * H](
-            q, k, do, *prepared, dr, *final, *states, *initial,
-            chunks.first, chunks.starts, chunks.count, scale, H=H, K=K, V=V, **options,
+            q, k, do, *kept[:3], dr, *final, *states, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, **options,
         )  # fmt: skip
-        return dr, states, initial
+        return states, initial
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        options = tiles(q.dtype, K, V)
+        if q.dtype != torch.float32:
+            options["num_stages"] = 3
+        blocks = triton.cdiv(K, int(options["BK"]))
+        dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
+        sums = q.new_empty(chunks.count, H, blocks, 5, CHUNK, dtype=torch.float32)
+        inner = q.new_empty(chunks.count, H, blocks, 3, dtype=torch.float32)
+        kernels.outer_backward[blocks, chunks.count, H](
+            q, k, do, dr, residual, kept.coefficients, *states, *states_d, dq, dk, sums, inner,
+            *chunks.tables, scale, H=H, K=K, V=V, **options,
+        )  # fmt: skip
+        return dq, dk, sums, inner
 
     def _scan(
-        self, k, values, solve: bool, prepared: Prepared, initial, final, chunks: Chunks, **changes
-    ) -> tuple[Tensor, Pair]:
-        (H, K), V = k.shape[2:], values.shape[-1]
+        self,
+        k: Tensor,
+        v: Tensor | None,
+        residual: Tensor,
+        kept: Kept,
+        initial: States,
+        final: States,
+        chunks: Chunks,
+        span: int,
+        **changes: int,
+    ) -> Pair:
+        (H, K), V = k.shape[2:], residual.shape[-1]
         options = scan_tiles(k.dtype, K, V) | changes
-        residual = torch.empty_like(values) if solve else values
         states = pair(k, chunks.count, H, K, V)
         kernels.scan[triton.cdiv(V, options["BV"]), chunks.sequences * H](
-            k, values if solve else None, prepared.inverse, prepared.coefficients, residual,
-            *initial, *states, *final, chunks.first, chunks.starts, chunks.count,
-            H=H, K=K, V=V, SOLVE=solve, **options,
+            k, v, kept.inverse, kept.coefficients, residual, *initial, *states, *final,
+            kept.marks_S, kept.marks_M, span, chunks.slots, chunks.first, chunks.begin, chunks.end,
+            H=H, K=K, V=V, SOLVE=v is not None, **options,
         )  # fmt: skip
-        return residual, states
+        return states
 
 
 SCANS = _Scans()

@@ -15,14 +15,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mdn_kernels.momentum_delta_rule import v4_kernels as kernels
-from mdn_kernels.momentum_delta_rule.chunked import CHUNK, Chunks, Pair, Prepared, operator, pair
+from mdn_kernels.momentum_delta_rule.chunked import (
+    CHUNK,
+    Chunks,
+    ChunkStates,
+    Kept,
+    Layout,
+    Pair,
+    States,
+    operator,
+    pair,
+)
 
 WARPS = 8
 
 
 def _width(K: int, V: int) -> int:
     """BV, the value channels of a program: what shared memory holds."""
-    return 64 if K <= 128 and V % 64 == 0 else 32
+    return 64 if K <= 128 else 32
 
 
 @cache
@@ -45,56 +55,103 @@ def _squares(x: Tensor) -> TensorDescriptor:
     return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
 
 
-def _chunk_states(k: Tensor, V: int, chunks: Chunks, BV: int) -> tuple[Pair, TensorDescriptor]:
-    """Where S and M begin in one new tensor, and its blocks."""
+def _chunk_states(k: Tensor, V: int, chunks: Chunks) -> Tensor:
+    """For Z of each chunk, [slots · H · K, 2 V]."""
     H, K = k.shape[2:]
-    states = k.new_empty(chunks.count * H * K, 2 * V)
-    return (states, states.flatten()[16:]), _blocks(states, K, 2 * BV)
+    return k.new_empty(chunks.count * H * K, 2 * V)
 
 
 class _Scans:
-    paired = True
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
+    ) -> tuple[Tensor, Tensor, Pair]:
+        o, residual = torch.empty_like(v), torch.empty_like(v)
+        return o, residual, self._scan(q, k, v, residual, o, kept, initial, layout.whole, layout.span, scale)
 
-    def outputs(self, q, k, v, prepared: Prepared, initial, chunks: Chunks, scale):
+    def states(
+        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
+    ) -> ChunkStates:
+        (H, K), V = k.shape[2:], residual.shape[-1]
+        BV = _width(K, V)
+        if v is not None:
+            unused = torch.empty_like(v)
+            self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
+        states = _chunk_states(k, V, chunks)
+        kernels.restore[V // BV, chunks.sequences * H](
+            _tokens(k, K), _tokens(residual, BV), _blocks(states, K, 2 * BV), kept.coefficients, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return (states,)
+
+    def gradients(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        kept: Kept,
+        final: States,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[ChunkStates, Pair]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        BV = _width(K, V)
+        states = _chunk_states(q, V, chunks)
+        initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
+        kernels.reverse_scan[V // BV, chunks.sequences * H](
+            _tokens(q, K), _tokens(k, K), _tokens(do, BV), _squares(kept.inverse), _squares(kept.scores),
+            _blocks(states, K, 2 * BV), kept.coefficients, dr, *final, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, scale,
+            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return (states,), initial
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
+        sums = q.new_empty(chunks.count, H, 1, 5, CHUNK, dtype=torch.float32)
+        inner = q.new_empty(chunks.count, H, 1, 3, dtype=torch.float32)
+        tiles = [_tokens(x, 64) for x in (q, k, do, dr, residual)]
+        kernels.outer_backward[chunks.count, H](
+            *tiles, *(_blocks(x, 64, 128) for (x,) in (states, states_d)), kept.coefficients,
+            dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
+        )  # fmt: skip
+        return dq, dk, sums, inner
+
+    def _scan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        residual: Tensor,
+        o: Tensor,
+        kept: Kept,
+        initial: States,
+        chunks: Chunks,
+        span: int,
+        scale: float,
+    ) -> Pair:
         (H, K), V = q.shape[2:], v.shape[-1]
         BV = _width(K, V)
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
-        o, residual = torch.empty_like(v), torch.empty_like(v)
         kernels.scan[V // BV, chunks.sequences * H](
-            _tokens(q, K), _tokens(k, K), _tokens(v, BV),
-            _squares(prepared.inverse), _squares(prepared.scores), prepared.coefficients,
-            residual, o, *initial, *final, chunks.first, chunks.starts, chunks.count, scale,
-            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+            _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),
+            kept.coefficients, residual, o, *initial, *final, kept.marks_S, kept.marks_M, span,
+            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
         )  # fmt: skip
-        return o, residual, final
-
-    def states(self, k, values, solve: bool, prepared: Prepared, initial, chunks: Chunks):
-        (H, K), V = k.shape[2:], values.shape[-1]
-        BV = _width(K, V)
-        if solve:
-            _, values, _ = self.outputs(k, k, values, prepared, initial, chunks, 1.0)
-        states, blocks = _chunk_states(k, V, chunks, BV)
-        kernels.restore[V // BV, chunks.sequences * H](
-            _tokens(k, K), _tokens(values, BV), blocks,
-            prepared.coefficients, *initial, chunks.first, chunks.starts, chunks.count,
-            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
-        )  # fmt: skip
-        return values, states
-
-    def gradients(self, q, k, do, prepared: Prepared, final, chunks: Chunks, scale):
-        (H, K), V = q.shape[2:], do.shape[-1]
-        BV = _width(K, V)
-        dr = torch.empty_like(do)
-        states, blocks = _chunk_states(q, V, chunks, BV)
-        initial: Pair = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
-        kernels.reverse_scan[V // BV, chunks.sequences * H](
-            _tokens(q, K), _tokens(k, K), _tokens(do, BV),
-            _squares(prepared.inverse), _squares(prepared.scores),
-            blocks, prepared.coefficients, dr, *final, *initial,
-            chunks.first, chunks.starts, chunks.count, scale,
-            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
-        )  # fmt: skip
-        return dr, states, initial
+        return final
 
 
 SCANS = _Scans()
