@@ -20,9 +20,10 @@ def _one_operator(monkeypatch):
 
 
 def test_the_versions_here_are_right():
-    found = findings("gated_delta_rule")
-    assert [finding.subject.split()[1] for finding in found] == ["recurrent", "chunk"]
-    assert all(finding.ok for finding in found)
+    found = {finding.subject.split()[1]: finding.ok for finding in findings("gated_delta_rule")}
+    assert found.pop("recurrent")
+    assert found.pop("chunk")
+    assert set(found.values()) <= {True, None}  # None: needs a card
 
 
 def test_a_wrong_gradient_is_found_though_the_outputs_are_right(monkeypatch):

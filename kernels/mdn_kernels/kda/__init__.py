@@ -6,6 +6,7 @@ B batch · T tokens · H heads · K key channels · V value channels · N sequen
 from torch import Tensor
 
 from mdn_kernels.common.check import check_inputs
+from mdn_kernels.common.fla import register_fla, trusted
 from mdn_kernels.registry import register_torch, select
 
 OP = "kda"
@@ -17,6 +18,7 @@ register_torch(
     "chunk",
     "chunks of 64, as gated_delta_rule's, in blocks of 8 where the decay cannot be factored",
 )
+register_fla(OP, __name__, "chunk_kda", automatic=trusted())
 
 
 def kda(

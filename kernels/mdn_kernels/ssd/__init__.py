@@ -6,6 +6,7 @@ B batch · T tokens · H heads · K key channels · V value channels · N sequen
 from torch import Tensor
 
 from mdn_kernels.common.check import check_inputs
+from mdn_kernels.common.fla import register_fla, trusted
 from mdn_kernels.registry import register_torch, select
 
 OP = "ssd"
@@ -17,6 +18,7 @@ register_torch(
     "chunk",
     "chunks of 64: a masked product inside a chunk, a scan over the states between them",
 )
+register_fla(OP, __name__, "chunk_simple_gla", automatic=trusted())
 
 
 def ssd(
