@@ -3,8 +3,8 @@
     python -m mdn_kernels.bench_decoding [--out FOLDER]
 
 Decoding reads and writes every state once a token, so a copy of the states is the bound. Several sets of
-states take turns, so that none is found in the cache; all calls of a turn are one CUDA graph, as in `generate`.
-What is wrong on this card is not timed (exit status 1).
+states take turns, so that none is found in the cache; all calls of a turn are one CUDA graph, as when a
+model decodes. What is wrong on this card is not timed (exit status 1).
 
 B batch · H heads · K key channels · V value channels
 """
