@@ -1,4 +1,4 @@
-"""Times the versions of the momentum delta rule, and FLA's operators beside them, in one process.
+"""Times the versions of the momentum delta rule, with operators of one state beside them, in one process.
 
     python -m mdn_kernels.bench [--out FOLDER] [--quick]
 
@@ -86,6 +86,15 @@ def own_contenders(device: str, dtype: torch.dtype, shape: Shape) -> list[Conten
         Contender(v.name, momentum_delta_rule, v.name, gates)
         for v in versions(OP)
         if v.automatic and v.name != DECODING and v.misfit(device, dtype, shape.K, shape.V, shape.T) is None
+    ]
+
+
+def single_state_contenders(device: str, dtype: torch.dtype, shape: Shape) -> list[Contender]:
+    """The Triton versions of the gated delta rule and Comba, where they run."""
+    return [
+        Contender(f"triton.{op.__name__}", op, "triton")
+        for op in (gated_delta_rule, comba)
+        if get(op.__name__, "triton").misfit(device, dtype, shape.K, shape.V) is None
     ]
 
 
@@ -284,7 +293,7 @@ def write_record(folder: Path, record: dict) -> None:
 
 
 HEADING = (
-    f"{'':21}{'tokens':9}{'heads':12}{'forward':>9}{'ratio':>7}{'+backward':>10}{'ratio':>7}{'saved':>9}{'peak':>8}"
+    f"{'':24}{'tokens':9}{'heads':12}{'forward':>9}{'ratio':>7}{'+backward':>10}{'ratio':>7}{'saved':>9}{'peak':>8}"
     " (ms, MiB)"
 )
 
@@ -294,7 +303,7 @@ def show(row: dict) -> str:
         return "-" if x is None else format(x, form)
 
     return (
-        f"{row['name']:<21}{row['B']}x{row['T']:<6} {row['H']}x{row['K']}x{row['V']:<4}"
+        f"{row['name']:<24}{row['B']}x{row['T']:<6} {row['H']}x{row['K']}x{row['V']:<4}"
         f"{row['forward_ms_p50']:>10.3f}{number(row['forward_ratio'], '.2f'):>7}"
         f"{row['forward_backward_ms_p50']:>10.3f}{number(row['forward_backward_ratio'], '.2f'):>7}"
         f"{row['saved_mib']:>9.0f}{number(row['peak_mib'], '.0f'):>8}"
@@ -324,7 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for heads in dict.fromkeys(shape.heads for shape in shapes):
         of_heads = [shape for shape in shapes if shape.heads == heads]
         right = []
-        for contender in (*own_contenders(device, dtype, of_heads[0]), *fla):
+        own = own_contenders(device, dtype, of_heads[0])
+        for contender in (*own, *single_state_contenders(device, dtype, of_heads[0]), *fla):
             print(f"{contender.name} ({heads} heads): compiling and checking", flush=True)
             try:
                 call, backward = workload(contender, of_heads[0], dtype, device)
@@ -346,8 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             finite = {x: e if isfinite(e) else None for x, e in found.items()}
             record["errors"].append({"name": contender.name, "heads": heads, "right": not wrong, **finite})
-        own = [c.name for c in right if c not in fla]
-        record["launches"][heads] = launch_options(own, dtype, of_heads[0])
+        launched = [c.name for c in right if c in own]
+        record["launches"][heads] = launch_options(launched, dtype, of_heads[0])
         print(HEADING, flush=True)
         was, mdn_kernels.CHECK_GATES = mdn_kernels.CHECK_GATES, False
         try:
