@@ -15,13 +15,15 @@ pytest.importorskip("triton")
 from mdn_kernels import overwriting_states, registry
 from mdn_kernels.comba import comba
 from mdn_kernels.gated_delta_rule import gated_delta_rule
+from mdn_kernels.kda import kda
 from mdn_kernels.momentum_delta_rule import momentum_delta_rule
 from mdn_kernels.registry import choose, get
+from mdn_kernels.ssd import ssd
 from mdn_kernels.testing import errors, make_inputs, tensor_arguments
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 VERSION = "step_triton"
-OPS = {op.__name__: op for op in (momentum_delta_rule, gated_delta_rule, comba)}
+OPS = {op.__name__: op for op in (momentum_delta_rule, gated_delta_rule, comba, kda, ssd)}
 WHERE = [
     pytest.param(
         "cpu",
@@ -66,6 +68,7 @@ def _poison():
 
 def token(op, device, dtype, **options):
     sizes = {"B": 2, "H": 3, "K": 16, "V": 24, "state": True}
+    sizes["per_channel"] = ("log_alpha",) if op is kda else ()
     return make_inputs(op, T=1, device=device, dtype=dtype, **(sizes | options))
 
 
@@ -100,6 +103,12 @@ def test_normalize_qk_and_scale(op, device, dtype):
     inputs = token(op, device, dtype)
     longer = inputs | {"q": 3 * inputs["q"], "k": inputs["k"] / 4}
     check(op, longer, normalize_qk=True, scale=1.7)
+
+
+@everywhere
+def test_heads_may_share_queries_and_keys(device, dtype):
+    inputs = token(ssd, device, dtype)
+    check(ssd, inputs | {name: inputs[name][:, :, :1].expand(-1, -1, 3, -1) for name in "qk"}, scale=1.0)
 
 
 @everywhere

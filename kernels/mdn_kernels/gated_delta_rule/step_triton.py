@@ -5,4 +5,4 @@ from functools import partial
 from mdn_kernels.common.step_triton import step
 from mdn_kernels.gated_delta_rule import recurrent
 
-forward = partial(step, recurrent.forward, momentum=False)
+forward = partial(step, recurrent.forward, ("q", "k", "v", "log_alpha", "beta"))
