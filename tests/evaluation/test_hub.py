@@ -29,6 +29,7 @@ def write(path, rows):
     [
         ["qasper/test-00000-of-00002.parquet", "qasper/test-00001-of-00002.parquet"],
         ["qasper/test/0000.parquet", "qasper/test/0001.parquet"],
+        ["qasper/long-1-qasper-test.parquet", "qasper/long-2-qasper-test.parquet"],
         ["data/qasper/test-00000.jsonl", "data/qasper/test-00001.jsonl"],
     ],
 )
