@@ -133,7 +133,7 @@ class TestFetch:
     def test_a_revision_is_resolved_to_its_commit(self, tmp_path, hub, monkeypatch):
         import huggingface_hub
 
-        def snapshot(repository, *, repo_type, revision, local_dir, allow_patterns):
+        def snapshot(repository, *, repo_type, revision, local_dir, allow_patterns, ignore_patterns):
             assert (repository, repo_type, revision) == ("someone/based", "dataset", "c0ffee")
             write(local_dir / "validation.jsonl", [{"text": "from the Hub"}])
 
