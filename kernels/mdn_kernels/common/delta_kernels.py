@@ -13,13 +13,10 @@ import triton.language as tl
 
 from mdn_kernels.momentum_delta_rule.v3_kernels import (
     C,
-    load_row,
     load_state,
     load_tokens,
-    locate,
     segment_decay,
     segment_gradient,
-    store_row,
     store_state,
     store_tokens,
     unit_lower_inverse,
@@ -27,6 +24,27 @@ from mdn_kernels.momentum_delta_rule.v3_kernels import (
 
 # Rows of `coefficients` [3, H, tokens].
 A, READ, WRITE = (tl.constexpr(i) for i in range(3))
+
+
+@triton.jit
+def locate(chunk, owner, first, starts):
+    """A chunk's first token, and how many tokens of its sequence there are from it on (chunk_tables)."""
+    n = tl.load(owner + chunk)
+    start = tl.load(starts + n) + (chunk - tl.load(first + n)) * C
+    return start.to(tl.int64), tl.load(starts + n + 1) - start
+
+
+@triton.jit
+def load_row(x, rows, stride: tl.constexpr = 1):
+    """x[row] [C], as load_tokens."""
+    row = tl.arange(0, C)
+    return tl.load(x + row * stride, mask=row < rows, other=0.0)
+
+
+@triton.jit
+def store_row(x, values, rows, stride: tl.constexpr = 1):
+    row = tl.arange(0, C)
+    tl.store(x + row * stride, values, mask=row < rows)
 
 
 @triton.jit

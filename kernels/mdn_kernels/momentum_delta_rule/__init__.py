@@ -40,6 +40,19 @@ register(
 register(
     KernelVersion(
         op=OP,
+        name="v4_hopper",
+        module=f"{__name__}.v4_hopper",
+        devices=("cuda",),
+        dtypes=(torch.bfloat16, torch.float16),
+        keys=(64, 128, 256),
+        value_step=32,
+        capability=(9, 0),
+        note="v3_triton with scans in Gluon that never wait for memory",
+    )
+)
+register(
+    KernelVersion(
+        op=OP,
         name="step_triton",
         module=f"{__name__}.step_triton",
         devices=("cuda",),
