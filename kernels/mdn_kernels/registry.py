@@ -54,8 +54,6 @@ class KernelVersion:
             return f"takes keys of at most {self.max_key} channels, not K={K}"
         if self.max_value is not None and self.max_value < V:
             return f"takes values of at most {self.max_value} channels, not V={V}"
-        if self.decodes and T is not None and T != 1:
-            return f"decodes one token a call, not T={T}"
         if self.keys and K not in self.keys:
             return f"takes keys of {', '.join(map(str, self.keys))} channels, not K={K}"
         if V % self.value_step:
@@ -65,6 +63,8 @@ class KernelVersion:
             if found != self.capability:
                 wanted, has = (".".join(map(str, version)) for version in (self.capability, found))
                 return f"needs a device of compute capability {wanted}, not {has}"
+        if self.decodes and T is not None and T != 1:
+            return f"decodes one token a call, not T={T}"
         return None
 
 

@@ -11,12 +11,14 @@ p None: the residuals read α_t S_{t−1} with k_t (gated delta rule), else S_{t
 import triton
 import triton.language as tl
 
-from mdn_kernels.momentum_delta_rule.v3_kernels import (
+from mdn_kernels.common.tiles import (
     C,
+    load_gate,
     load_state,
     load_tokens,
     segment_decay,
     segment_gradient,
+    store_gate,
     store_state,
     store_tokens,
     unit_lower_inverse,
@@ -28,23 +30,10 @@ A, READ, WRITE = (tl.constexpr(i) for i in range(3))
 
 @triton.jit
 def locate(chunk, owner, first, starts):
-    """A chunk's first token, and how many tokens of its sequence there are from it on (chunk_tables)."""
+    """A chunk's first token, and how many tokens of its sequence there are from it on."""
     n = tl.load(owner + chunk)
     start = tl.load(starts + n) + (chunk - tl.load(first + n)) * C
     return start.to(tl.int64), tl.load(starts + n + 1) - start
-
-
-@triton.jit
-def load_row(x, rows, stride: tl.constexpr = 1):
-    """x[row] [C], as load_tokens."""
-    row = tl.arange(0, C)
-    return tl.load(x + row * stride, mask=row < rows, other=0.0)
-
-
-@triton.jit
-def store_row(x, values, rows, stride: tl.constexpr = 1):
-    row = tl.arange(0, C)
-    tl.store(x + row * stride, values, mask=row < rows)
 
 
 @triton.jit
@@ -90,8 +79,8 @@ def prepare(
     row, column = tl.arange(0, C), tl.arange(0, C)
     at_gate, at_row = start * H + h, h * tokens.to(tl.int64) + start
     at_K, square = at_gate * K, at_row * C
-    log_alpha_i = load_row(log_alpha + at_gate, rows, H)
-    beta_j = load_row(beta + at_gate, rows, H)
+    log_alpha_i = load_gate(log_alpha + at_gate, rows, H)
+    beta_j = load_gate(beta + at_gate, rows, H)
 
     PK = tl.zeros((C, C), tl.float32)
     QK = tl.zeros((C, C), tl.float32)
@@ -116,9 +105,9 @@ def prepare(
 
     at = coefficients + at_row
     plane = H * tokens.to(tl.int64)
-    store_row(at + A * plane, a, rows)
-    store_row(at + READ * plane, read, rows)
-    store_row(at + WRITE * plane, write, rows)
+    store_gate(at + A * plane, a, rows)
+    store_gate(at + READ * plane, read, rows)
+    store_gate(at + WRITE * plane, write, rows)
     store_tokens(scores + square, scale * QK * L * beta_j[None, :], column, rows, C, C)
     T_inverse = unit_lower_inverse(PK * L_read * beta_j[None, :], row, column, PRECISION)
     store_tokens(inverse + square, T_inverse, column, rows, C, C)
@@ -156,7 +145,7 @@ def scan(
         last = at + tl.minimum(rows, C) - 1
         k_i = load_tokens(k + at_K, channel, rows, K, H * K)
         if SOLVE:
-            read = load_row(at + READ * plane, rows)
+            read = load_gate(at + READ * plane, rows)
             T_inverse = load_tokens(inverse + square, row, rows, C, C)
             v_i = load_tokens(v + at_V, value, rows, V, H * V).to(tl.float32)
             p_i = k_i if p is None else load_tokens(p + at_K, channel, rows, K, H * K)
@@ -165,7 +154,7 @@ def scan(
             store_tokens(residual + at_V, x, value, rows, V, H * V)
         else:
             x = load_tokens(residual + at_V, value, rows, V, H * V).to(tl.float32)
-        write = load_row(at + WRITE * plane, rows)
+        write = load_gate(at + WRITE * plane, rows)
         S = tl.load(last + A * plane) * S
         S = tl.dot(tl.trans(k_i), (write[:, None] * x).to(dtype), S, input_precision=PRECISION)
     if final is not None:
@@ -193,7 +182,7 @@ def output(
         channel = k0 + tl.arange(0, BK)
         q_i = load_tokens(q + at_K, channel, rows, K, H * K)
         o_i = tl.dot(q_i, load_state(states + state, channel, value, K, V), o_i, input_precision=PRECISION)
-    a = load_row(coefficients + at_row + A * H * tokens.to(tl.int64), rows)
+    a = load_gate(coefficients + at_row + A * H * tokens.to(tl.int64), rows)
     scores_ij = load_tokens(scores + at_row * C, row, rows, C, C)
     x = load_tokens(residual + at_V, value, rows, V, H * V)
     o_i = tl.dot(scores_ij, x, scale * a[:, None] * o_i, input_precision=PRECISION)
@@ -217,7 +206,7 @@ def solve_transposed(
     row = tl.arange(0, C)
     scores_ji = tl.trans(load_tokens(scores + at_row * C, row, rows, C, C))
     T_inverse = tl.trans(load_tokens(inverse + at_row * C, row, rows, C, C))
-    write = load_row(coefficients + at_row + WRITE * H * tokens.to(tl.int64), rows)
+    write = load_gate(coefficients + at_row + WRITE * H * tokens.to(tl.int64), rows)
     dtype = k.dtype.element_ty
     for k0 in range(0, K, BK):
         channel = k0 + tl.arange(0, BK)
@@ -268,8 +257,8 @@ def reverse_scan(
         p_i = load_tokens(p + at_K, channel, rows, K, H * K)
         do_i = load_tokens(do + at_V, value, rows, V, H * V).to(tl.float32)
         dr_i = load_tokens(dr + at_V, value, rows, V, H * V).to(tl.float32)
-        a = load_row(at + A * plane, rows)
-        read = load_row(at + READ * plane, rows)
+        a = load_gate(at + A * plane, rows)
+        read = load_gate(at + READ * plane, rows)
 
         dr_i = tl.dot(written_i, dS.to(dtype), dr_i, input_precision=PRECISION)
         store_tokens(dr + at_V, dr_i, value, rows, V, H * V)
@@ -322,8 +311,8 @@ def backward(
         xdS = tl.dot(x_i, tl.trans(dS), xdS, input_precision=PRECISION)
         dS_S += tl.sum(dS.to(tl.float32) * S.to(tl.float32), 1)
 
-    log_alpha_i = load_row(log_alpha + at_gate, rows, H)
-    beta_j = load_row(beta + at_gate, rows, H)
+    log_alpha_i = load_gate(log_alpha + at_gate, rows, H)
+    beta_j = load_gate(beta + at_gate, rows, H)
     lower = row[:, None] >= column[None, :]
     strict = row[:, None] > column[None, :]
     L = segment_decay(log_alpha_i, row, column)
@@ -375,5 +364,5 @@ def backward(
         dlog_alpha_i = segment_gradient(X, L, row, column) + tl.cumsum(da * a, 0, reverse=True)
         dlog_alpha_i += one_row_up(dbefore, row, column)
     at = (block * tokens.to(tl.int64) + start) * H + h
-    store_row(dlog_alpha + at, dlog_alpha_i, rows, H)
-    store_row(dbeta + at, dbeta_j, rows, H)
+    store_gate(dlog_alpha + at, dlog_alpha_i, rows, H)
+    store_gate(dbeta + at, dbeta_j, rows, H)
