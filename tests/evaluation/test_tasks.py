@@ -5,8 +5,8 @@ from lm_eval.evaluator import evaluate
 
 from mdn.evaluation.data import SOURCES
 from mdn.evaluation.harness import Harness
-from mdn.evaluation.suites import TASKS
-from mdn.evaluation.suites.tasks import DEFINITIONS, PREFIXED, build
+from mdn.evaluation.suites import commonsense, lm
+from mdn.evaluation.tasks import DEFINITIONS, PREFIXED, build
 
 from .items import EXAMPLES, Pair
 from .models import EOT, Constant, Knowing, byte_tokenizer
@@ -28,8 +28,7 @@ def knowing(task: str, pairs: list[Pair]) -> Knowing:
 
 
 def test_every_task_has_a_definition_a_source_and_an_example():
-    tasks = {task for suite in TASKS.values() for task in suite}
-    assert tasks == set(DEFINITIONS) == set(SOURCES) == set(EXAMPLES)
+    assert {*lm.TASKS, *commonsense.TASKS} == set(DEFINITIONS) == set(SOURCES) == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("task", sorted(EXAMPLES))
