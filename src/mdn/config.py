@@ -18,7 +18,8 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from mdn.options import Options
 from mdn.pattern import expand, parse
 
-SUITES = ("lm", "commonsense")
+SUITES = ("lm", "commonsense", "niah", "positions")
+NIAH_LENGTHS = (512, 131072)  # shortest and longest that RULER's tasks can fill: needles fit, essays last
 
 
 class ConfigError(ValueError):
@@ -102,6 +103,10 @@ class Evaluation:
     window: int  # longest prompt in tokens
     batch_tokens: int  # tokens a forward pass takes at once
     heldout_tokens: int  # tokens of each held-out part
+    niah_lengths: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384])  # prompt and answer
+    niah_items: int = 500  # prompts of each task and length
+    position_length: int = 16384  # tokens of a window of the suite `positions`, a power of two
+    position_windows: int = 256  # windows of each held-out part
 
 
 @dataclass(frozen=True)
@@ -378,6 +383,19 @@ def _check(params: Params) -> None:
             )
         if not budget.lr > 0:
             raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
+        judged, key = at.evaluation, f"scales.{scale}.evaluation"
+        shortest, longest = NIAH_LENGTHS
+        for length in judged.niah_lengths:
+            if not shortest <= length <= longest:
+                raise ConfigError(f"{key}.niah_lengths: {length} is not between {shortest} and {longest}")
+        for name, usual in (("niah_items", 500), ("position_windows", 256)):
+            if getattr(judged, name) < 1:
+                raise ConfigError(f"{key}.{name}: {getattr(judged, name)} is not positive; use up to {usual}")
+        length = judged.position_length
+        if length < 64 or length.bit_count() != 1:
+            raise ConfigError(
+                f"{key}.position_length: {length} is no power of two from 64; use for example 4096"
+            )
         if at.data not in params.data.sets:
             raise ConfigError(
                 f"scales.{scale}.data: {at.data!r} is unknown; use one of {', '.join(params.data.sets)}"

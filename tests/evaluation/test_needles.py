@@ -41,7 +41,7 @@ def of_length(raw, words):
 
 
 def digest(items) -> str:
-    text = json.dumps([[item.ids, item.answers] for item in items])
+    text = json.dumps([[list(item.ids), item.answers] for item in items])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -146,7 +146,9 @@ def test_prompts_hide_and_ask_as_much_as_rulers(of_length, words, task, keys, va
             assert (kind == "uuid") == (task == "niah_single_3")
         assert [len(found) for found in hidden.values()] == [values] * keys
         question = text.split("\n")[-1]
-        assert item.question == question
+        shown = item.shown.split("\n")
+        assert [shown[0], shown[2]] == [text.split("\n")[0], question]
+        assert FOUND.findall(shown[1]) == FOUND.findall(text)
         queried = [key for key in hidden if question.count(f" {key}") == 2]
         assert len(queried) == asked
         assert sorted(item.answers) == sorted(value for key in queried for value in hidden[key])

@@ -16,6 +16,8 @@ import polars as pl
 import pytest
 from omegaconf import OmegaConf
 
+from mdn.config import SUITES
+
 pytestmark = pytest.mark.slow
 
 CELLS = {"gdn": "gdn", "mdn": "mdn", "mdn-no-correction": "mdn"}
@@ -61,7 +63,7 @@ def changed(path: Path) -> set[str]:
 
 
 def cell(name: str, scale: str = "smoke") -> set[str]:
-    return {f"train-{scale}@{name}", f"evaluate-{scale}@{name}-lm", f"evaluate-{scale}@{name}-commonsense"}
+    return {f"train-{scale}@{name}", *(f"evaluate-{scale}@{name}-{suite}" for suite in SUITES)}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +99,16 @@ def project(root, tmp_path_factory) -> Path:
             "validation_tokens": 512,
         },
         scales__smoke__machine={"micro_batch": 2, "checkpoint_every": 2},
-        scales__smoke__evaluation={"limit": 3, "window": 512, "batch_tokens": 2048, "heldout_tokens": 512},
+        scales__smoke__evaluation={
+            "limit": 3,
+            "window": 512,
+            "batch_tokens": 2048,
+            "heldout_tokens": 512,
+            "niah_lengths": [512],
+            "niah_items": 1,
+            "position_length": 128,
+            "position_windows": 1,
+        },
         scales__smoke__d_model=32,
     )
     run(path, "git", "add", "-A")

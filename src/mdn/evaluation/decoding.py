@@ -40,7 +40,7 @@ def decode(
         batch_tokens: most prompts in a group times tokens of the longest, and most tokens of a prefill pass.
     """
     outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n]), list(prompts[n])))
+    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
     start = 0
     while start < len(order):
         longest = len(prompts[order[start]])

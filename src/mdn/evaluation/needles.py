@@ -13,6 +13,7 @@ RULER's. What differs:
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +25,10 @@ from uuid import UUID
 
 from tokenizers import Tokenizer
 
+from mdn.config import NIAH_LENGTHS
+
 NEW_TOKENS = 128  # of every answer
 FILLED = 0.95  # least share of the length that prompt and answer take
-SHORTEST, LONGEST = 512, 131072  # lengths that all tasks can fill: room for four needles, words in the essays
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind}s for {key} is: {value}."
@@ -72,11 +74,11 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Item:
-    ids: list[int]  # of the prompt
+    ids: Sequence[int]  # of the prompt
     answers: list[str]
     needles: list[str]  # in the order of the text
     depths: list[float]  # share of the haystack's sentences before each
-    question: str  # what follows the haystack
+    shown: str  # the prompt with […] for the haystack
 
 
 @dataclass(frozen=True)
@@ -162,25 +164,25 @@ class Needles:
         template = ONE if kind.queries * kind.values == 1 else MANY
         query = _listed([keys[n] for n in asked])
 
-        def prompt(count: int) -> str:
-            context = haystack.text(count, needles, depths)
+        def prompt(context: str) -> str:
             return template.format(kind=kind.value, query=query, context=context)
 
+        def ids_with(count: int) -> list[int]:
+            text = prompt(haystack.text(count, needles, depths))
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+
         most = self.length - NEW_TOKENS
-        count = haystack.units_in(most - len(self._encode(prompt(0))))
-        while len(ids := self._encode(prompt(count))) > most and count:
+        count = haystack.units_in(most - len(ids_with(0)))
+        while len(ids := ids_with(count)) > most and count:
             count -= 1  # a word's tokens may depend on where it stands
         if not FILLED * self.length <= len(ids) + NEW_TOKENS <= self.length:
             raise ValueError(
                 f"niah_lengths: {self.length} cannot be filled: {task} would have {len(ids)} prompt tokens "
-                f"and its answer {NEW_TOKENS}; use lengths from {SHORTEST} to {LONGEST}"
+                f"and its answer {NEW_TOKENS}; use lengths from {NIAH_LENGTHS[0]} to {NIAH_LENGTHS[1]}"
             )
         answers = [value for n in asked for value in values[n]]
-        question = template.format(kind=kind.value, query=query, context="").split("\n")[-1]
-        return Item(ids, answers, needles, depths, question)
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        shown = prompt(" ".join(["[…]", *(f"{needle} […]" for needle in needles)]))
+        return Item(array("H", ids), answers, needles, depths, shown)
 
     def _keys(self, random: Random, count: int) -> list[str]:
         """Different keys: an adjective and a noun."""
