@@ -53,3 +53,27 @@ def test_groups_write_what_each_prompt_writes_alone(lm):
     for prompt, written in zip(prompts, found, strict=True):
         whole = lm.generate(torch.tensor([prompt]), 5)[0].tolist()
         assert written == whole[len(prompt) :]
+
+
+def test_memory_in_decoding_grows_with_the_tokens_of_attention_only(lm, monkeypatch):
+    """Bytes that the states keep alive, views' whole storages included."""
+    sizes, hidden = [], lm.hidden
+
+    def watch(ids_BT, states):
+        h, states = hidden(ids_BT, states)
+        storages = [part.untyped_storage() for state in states for part in state.values()]
+        sizes.append((ids_BT.numel(), sum({s.data_ptr(): s.nbytes() for s in storages}.values())))
+        return h, states
+
+    monkeypatch.setattr(lm, "hidden", watch)
+    prompt = torch.randint(0, 300, (300,), generator=torch.Generator().manual_seed(4)).tolist()
+    (written,) = decode(lm, [prompt], lambda n, ids: len(ids) >= 4, batch_tokens=64)
+    assert [tokens for tokens, _ in sizes] == [64, 64, 64, 64, 44, 1, 1, 1]
+    attention = sum(name == "attention" for name in lm.mixers)
+    each = attention * 2 * lm.run.d_model * 4  # keys and values in float32
+    fixed = sum(part.nbytes for state in lm.init_states(1) for part in state.values())
+    read = 0
+    for tokens, size in sizes:
+        read += tokens
+        assert size == fixed + each * read
+    assert written == lm.generate(torch.tensor([prompt]), 4)[0].tolist()[300:]

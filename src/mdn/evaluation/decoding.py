@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mdn.models.lm import LanguageModel
 
 SPREAD = 64  # largest difference of lengths in a group: so many prompt tokens are read one at a time
+STATE = 1024  # tokens whose keys and values take more memory than a recurrent state, in the paper's models
 
 Finished = Callable[[int, list[int]], bool]  # (number of the prompt, tokens written): stop here?
 
@@ -37,14 +38,17 @@ def decode(
 
     Args:
         prompts: token ids, at least one each.
-        batch_tokens: most prompts in a group times tokens of the longest, and most tokens of a prefill pass.
+        batch_tokens: most tokens of a prefill pass, and most tokens whose keys and values a group keeps. A
+            model without attention keeps none: its prompts count as STATE tokens each, however long.
     """
+    grows = any(part.numel() == 0 for state in model.init_states(1) for part in state.values())
     outputs: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
     start = 0
     while start < len(order):
         longest = len(prompts[order[start]])
-        most = order[start : start + max(1, batch_tokens // longest)]
+        kept = longest if grows else min(longest, STATE)
+        most = order[start : start + max(1, batch_tokens // kept)]
         group = [n for n in most if longest - len(prompts[n]) <= SPREAD]
         _decode_group(model, prompts, group, outputs, finished, batch_tokens)
         start += len(group)
