@@ -47,6 +47,7 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("suites", ["lmm"], ["suites", "'lmm'", "commonsense"]),
         ("suites", "lm", ["suites", "'lm'", "list"]),
         ("scales/smoke/evaluation/niah_lengths", [512, 256], ["niah_lengths", "256", "between 512"]),
+        ("scales/smoke/evaluation/niah_lengths", [], ["niah_lengths", "empty", "suites"]),
         ("scales/smoke/evaluation/niah_items", 0, ["niah_items", "0", "500"]),
         ("scales/smoke/evaluation/position_length", 1000, ["position_length", "1000", "4096"]),
         ("scales/smoke/evaluation/position_windows", -1, ["position_windows", "-1", "256"]),

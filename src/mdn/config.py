@@ -384,6 +384,8 @@ def _check(params: Params) -> None:
         if not budget.lr > 0:
             raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
         judged, key = at.evaluation, f"scales.{scale}.evaluation"
+        if not judged.niah_lengths:
+            raise ConfigError(f"{key}.niah_lengths: empty; leave niah out of suites instead")
         shortest, longest = NIAH_LENGTHS
         for length in judged.niah_lengths:
             if not shortest <= length <= longest:

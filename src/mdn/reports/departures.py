@@ -86,7 +86,32 @@ def departures(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> 
         "not run" + (f"; own texts instead: {stand_ins}" if stand_ins else ""),
     )
     state("Retrieval at 2K", "FDA, SWDE, SQuAD, NQ, TQA, DROP", "not run")
+    if "niah" in params.suites:
+        found += _needles(params, scale)
+    else:
+        state("RULER's needles", "2048, 4096, 8192, 16384 tokens", "not run")
     return found
+
+
+def _needles(params: Params, scale: str) -> list[Departure]:
+    setting, lengths = params.scales[scale].evaluation, "2048, 4096, 8192, 16384"
+    here = ", ".join(map(str, setting.niah_lengths))
+    items = "500 (RULER)"
+    return [
+        Departure("RULER's needles, tokens of prompt and answer", lengths, here, here != lengths),
+        Departure(
+            "RULER's needles, prompts a task and length",
+            items,
+            items if setting.niah_items == 500 else str(setting.niah_items),
+            setting.niah_items != 500,
+        ),
+        Departure(
+            "RULER's needles, haystacks",
+            "filled in steps of 500 words, sentences by a trained splitter (RULER)",
+            "filled by the word, sentences by their last character; 49 essays in the order of their names",
+            True,
+        ),
+    ]
 
 
 def quantity(value: float) -> str:
