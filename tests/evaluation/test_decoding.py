@@ -4,7 +4,7 @@ import torch
 from mdn.evaluation import decoding
 from mdn.evaluation.decoding import decode
 
-from .models import Echo
+from .models import Knowing
 
 
 def prompts(seed: int = 0) -> list[list[int]]:
@@ -89,7 +89,8 @@ def test_long_prompts_of_about_one_length_share_their_steps(model, monkeypatch):
 
 @pytest.mark.parametrize(("batch_tokens", "groups"), [(399, [3, 3, 3, 3]), (800, [8, 4]), (10_000, [12])])
 def test_a_growing_state_keeps_a_group_within_the_budget(monkeypatch, batch_tokens, groups):
-    passes = watched(echo := Echo(), monkeypatch)
     given = [[n] * 100 for n in range(12)]
-    assert decode(echo, given, lambda n, ids: True, batch_tokens=batch_tokens) == [[n] for n in range(12)]
+    passes = watched(model := Knowing([[*prompt, 300 + prompt[0]] for prompt in given]), monkeypatch)
+    found = decode(model, given, lambda n, ids: True, batch_tokens=batch_tokens)
+    assert found == [[300 + n] for n in range(12)]
     assert passes == [(size, 100) for size in groups]

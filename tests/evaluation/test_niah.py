@@ -14,7 +14,7 @@ from mdn.evaluation.suites.run import Cell
 from mdn.tracking.record import Record
 
 from .haystacks import trained_tokenizer, write_haystacks
-from .models import Answering, Echo
+from .models import EOT, Echo, Knowing
 
 SETTING = Evaluation(
     limit=None, window=64, batch_tokens=4096, heldout_tokens=0, niah_lengths=[512, 700], niah_items=3
@@ -28,19 +28,15 @@ def cell(tmp_path_factory) -> Cell:
     return Cell(Record(folder / "runs"), Echo(), trained_tokenizer(), SETTING, raw, folder / "tokens")
 
 
-def items(cell: Cell, length: int):
-    made = Needles(cell.raw, cell.tokenizer, length)
-    return {f"{kind}_{length}": made.items(kind, SETTING.niah_items) for kind in KINDS}
-
-
 def knowing(cell: Cell, length: int, said) -> Cell:
     """The cell with a model that writes `said(item)` after each prompt."""
-    answers = {
-        tuple(item.ids): cell.tokenizer.encode(said(item), add_special_tokens=False).ids
-        for found in items(cell, length).values()
-        for item in found
-    }
-    return replace(cell, model=Answering(answers))
+    made = Needles(cell.raw, cell.tokenizer, length)
+    texts = [
+        [*item.ids, *cell.tokenizer.encode(said(item), add_special_tokens=False).ids, EOT]
+        for kind in KINDS
+        for item in made.items(kind, SETTING.niah_items)
+    ]
+    return replace(cell, model=Knowing(texts))
 
 
 @pytest.mark.parametrize("length", SETTING.niah_lengths)

