@@ -142,23 +142,27 @@ def test_a_small_scale_tabulates_its_longest_needles_and_never_as_the_papers(sui
 def test_a_report_without_the_suite_has_the_table_only_where_the_paper_prints_numbers(
     params: Params, runs: Path
 ):
+    off = replace(params, suites=["lm"])
     found = {
         (scale, table.key)
-        for scale, tables in layout(params, read_runs(params, runs)).items()
+        for scale, tables in layout(off, read_runs(off, runs)).items()
         for table in tables
         if table.key == "niah"
     }
     assert found == {("1b3", "niah")}
 
 
-def test_departures_name_lengths_prompts_and_haystacks(suites: Params, runs: Path):
-    read = read_runs(suites, runs)
-    for scale, differ in (("smoke", [True, True, True]), ("400m", [False, False, True])):
-        found = [line for line in departures(suites, read, scale) if line.what.startswith("RULER's needles")]
-        assert [line.differs for line in found] == differ
-    off = replace(suites, suites=["lm"])
-    (line,) = [line for line in departures(off, read, "400m") if line.what.startswith("RULER's needles")]
-    assert (line.here, line.differs) == ("not run", True)
+@pytest.mark.parametrize(("scale", "differ"), [("smoke", [True, True, True]), ("400m", [False, False, True])])
+def test_departures_name_lengths_prompts_and_haystacks_of_needles(
+    suites: Params, runs: Path, scale: str, differ: list[bool]
+):
+    def said():
+        found = departures(suites, read_runs(suites, runs), scale)
+        return [line for line in found if line.what.startswith("RULER's needles")]
+
+    assert [(line.here, line.differs) for line in said()] == [("not run", True)]
+    write_needles(runs / scale / "mdn", dict.fromkeys(suites.scales[scale].evaluation.niah_lengths, 0.5))
+    assert [line.differs for line in said()] == differ
 
 
 @pytest.mark.parametrize(("tokens", "text"), [(64, "64"), (1024, "1K"), (1500, "1500"), (16384, "16K")])

@@ -20,10 +20,11 @@ WANTED = ["*.parquet", "*.jsonl", "*.md"]
 
 
 def fetch(hub: Hub, raw: Path, say: Callable[[str], None] = print) -> Path:
-    """The folder raw/hub with every repository of `hub.sets`, if `hub.fetch` asks for them.
+    """The folder raw/hub with every repository of `hub.sets`, if `hub.fetch` asks for them. What a mirror lacks
+    is left out.
 
     Raises:
-        OSError: if a repository cannot be fetched or the mirror has none of its files.
+        OSError: if a repository cannot be fetched from the Hub.
     """
     folder = raw / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -33,11 +34,14 @@ def fetch(hub: Hub, raw: Path, say: Callable[[str], None] = print) -> Path:
         if _stamp(target) == wanted:
             say(f"{repository}: already in {target}")
             continue
+        if hub.mirror and not (Path(hub.mirror) / repository).is_dir():
+            say(f"{repository}: no such folder in {hub.mirror}; its tasks will not run")
+            continue
         with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as temporary:
             new = Path(temporary) / "set"
             commit = None
             if hub.mirror:
-                _copy(repository, Path(hub.mirror), new)
+                shutil.copytree(Path(hub.mirror) / repository, new)
             else:
                 commit = _download(repository, revision, new)
             (new / STAMP).write_text(json.dumps({**wanted, "commit": commit}, indent=1))
@@ -55,15 +59,6 @@ def _stamp(target: Path) -> dict[str, str | None] | None:
         return {key: found[key] for key in ("revision", "mirror")}
     except (OSError, ValueError, KeyError):  # nothing there yet, or not what we wrote
         return None
-
-
-def _copy(repository: str, mirror: Path, target: Path) -> None:
-    source = mirror / repository
-    if not source.is_dir():
-        raise OSError(
-            f"data.hub.mirror: {source} is no folder; a mirror has <owner>/<name>/ folders as on the Hub"
-        )
-    shutil.copytree(source, target)
 
 
 def _download(repository: str, revision: str, target: Path) -> str:

@@ -39,7 +39,7 @@ class LanguageModel(nn.Module):
         self.run = run
         kernel = None if run.kernel == "auto" else run.kernel
         self.mixers = expand(run.pattern, run.shape.layers)
-        # Without values: torch's own draw of them imports its compiler on the meta device, which takes a second.
+        # Without values: torch would draw its own, and import its compiler for that on the meta device.
         empty = torch.empty(vocabulary, run.d_model)
         self.embedding = nn.Embedding.from_pretrained(empty, freeze=False)
         self.blocks = nn.ModuleList()
