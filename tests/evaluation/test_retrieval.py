@@ -90,11 +90,15 @@ def test_a_set_of_which_nothing_is_left_is_refused(cell):
         run(cell, "squad", quiet)
 
 
-def test_the_limit_takes_the_first_documents(cell):
-    cell.evaluation = replace(SETTING, written_limit=1)
+def test_the_limit_takes_the_first_documents_that_have_an_answer(cell):
+    cell.evaluation = replace(SETTING, written_limit=2)
     cell.model = Echo()
-    (row,), _ = run(cell, "fda", quiet)
-    assert (row["n"], row["limit"]) == (1, 1)
+    write_set(
+        cell.raw, "squad", [{"text": f"{n} Ur", "value": v} for n, v in enumerate(["", "Ur", "Ur", "Ur"])]
+    )
+    (row,), samples = run(cell, "squad", quiet)
+    assert (row["n"], row["limit"]) == (2, 2)
+    assert [sample["prompt"] for sample in samples] == ["1 Ur", "2 Ur"]
 
 
 def test_identity_follows_window_answer_limit_and_data(cell):

@@ -20,8 +20,8 @@ WANTED = ["*.parquet", "*.jsonl", "*.md"]
 
 
 def fetch(hub: Hub, raw: Path, say: Callable[[str], None] = print) -> Path:
-    """The folder raw/hub with every repository of `hub.sets`, if `hub.fetch` asks for them. What a mirror lacks
-    is left out.
+    """The folder raw/hub with every repository of `hub.sets`, if `hub.fetch` asks for them. What a mirror
+    lacks is left out.
 
     Raises:
         OSError: if a repository cannot be fetched from the Hub.

@@ -65,6 +65,7 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
         "identity": identity,
         "fingerprint": cell.record.config.fingerprint(),
         "window": cell.evaluation.window,
+        "batch_tokens": cell.evaluation.batch_tokens,
         "harness": f"lm-eval {version('lm-eval')}" if suite in LM_EVAL else None,
         "manifest": {**environment(), "code": identity.split("-")[-1]},
         "seconds": 0.0,
