@@ -4,7 +4,7 @@ import torch
 from mdn.evaluation import decoding
 from mdn.evaluation.decoding import decode
 
-from .models import Knowing
+from .models import VOCABULARY, Echo, Knowing
 
 
 def prompts(seed: int = 0) -> list[list[int]]:
@@ -94,3 +94,12 @@ def test_a_growing_state_keeps_a_group_within_the_budget(monkeypatch, batch_toke
     found = decode(model, given, lambda n, ids: True, batch_tokens=batch_tokens)
     assert found == [[300 + n] for n in range(12)]
     assert passes == [(size, 100) for size in groups]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(monkeypatch, value):
+    logits = torch.zeros(2, VOCABULARY)
+    logits[1, 7] = value
+    monkeypatch.setattr(model := Echo(), "logits", lambda h: logits)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        decode(model, [[1], [2]], lambda n, ids: True, batch_tokens=64)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mdn.config import Shape
+from mdn.evaluation import decoding
 from mdn.evaluation.decoding import decode
 from mdn.evaluation.scoring import score
 from mdn.models.lm import build
@@ -53,6 +54,15 @@ def test_groups_write_what_each_prompt_writes_alone(lm):
     for prompt, written in zip(prompts, found, strict=True):
         whole = lm.generate(torch.tensor([prompt]), 5)[0].tolist()
         assert written == whole[len(prompt) :]
+
+
+def test_long_prompts_read_together_in_parts_give_what_each_gives_alone(lm, monkeypatch):
+    monkeypatch.setattr(decoding, "STATE", 24)
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(0, 300, (length,), generator=generator).tolist() for length in (131, 130, 128)]
+    found = decode(lm, prompts, lambda n, ids: len(ids) >= 5, batch_tokens=72)  # attention: one by one
+    for prompt, written in zip(prompts, found, strict=True):
+        assert written == lm.generate(torch.tensor([prompt]), 5)[0].tolist()[len(prompt) :]
 
 
 def test_memory_in_decoding_grows_with_the_tokens_of_attention_only(lm, monkeypatch):

@@ -69,6 +69,9 @@ def decode(
         prompts: token ids, at least one each.
         batch_tokens: most tokens of a prefill pass, and most tokens whose keys and values a group keeps. A
             model without attention keeps none: its prompts count as STATE tokens each, however long.
+
+    Raises:
+        FloatingPointError: if the model gives logits that are not finite.
     """
     grows = any(part.numel() == 0 for state in model.init_states(1) for part in state.values())
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -117,4 +120,7 @@ def _decode_group(
 
 
 def _greedy(model: LanguageModel, h_BTD: Tensor) -> list[int]:
-    return model.logits(h_BTD[:, -1]).argmax(-1).tolist()
+    logit_B, token_B = model.logits(h_BTD[:, -1]).max(-1)
+    if not logit_B.isfinite().all():  # a NaN is the largest
+        raise FloatingPointError("the model gives logits that are not finite")
+    return token_B.tolist()
