@@ -49,6 +49,7 @@ RETRIEVAL = {
                 "text": " The Ur is a river. The name of the river is the \n",
                 "value": "Ur",
                 "question": "?",
+                "answers": {"text": ["other"], "answer_start": [4]},
             },
             "The Ur is a river. The name of the river is the",
             " Ur.",

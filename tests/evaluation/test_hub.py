@@ -29,6 +29,7 @@ def write(path, rows):
     [
         ["qasper/test-00000-of-00002.parquet", "qasper/test-00001-of-00002.parquet"],
         ["qasper/test/0000.parquet", "qasper/test/0001.parquet"],
+        ["qasper/long-1-qasper-test.parquet", "qasper/long-2-qasper-test.parquet"],
         ["data/qasper/test-00000.jsonl", "data/qasper/test-00001.jsonl"],
     ],
 )
@@ -132,7 +133,7 @@ class TestFetch:
     def test_a_revision_is_resolved_to_its_commit(self, tmp_path, hub, monkeypatch):
         import huggingface_hub
 
-        def snapshot(repository, *, repo_type, revision, local_dir, allow_patterns):
+        def snapshot(repository, *, repo_type, revision, local_dir, allow_patterns, ignore_patterns):
             assert (repository, repo_type, revision) == ("someone/based", "dataset", "c0ffee")
             write(local_dir / "validation.jsonl", [{"text": "from the Hub"}])
 

@@ -17,6 +17,7 @@ from mdn.config import Hub
 FOLDER = "hub"  # below data/raw
 STAMP = ".fetched"
 WANTED = ["*.parquet", "*.jsonl", "*.md"]
+UNWANTED = ["*train*"]  # nothing is trained on these sets
 
 
 def fetch(hub: Hub, raw: Path, say: Callable[[str], None] = print) -> Path:
@@ -68,7 +69,12 @@ def _download(repository: str, revision: str, target: Path) -> str:
     try:
         commit = HfApi().dataset_info(repository, revision=revision).sha
         snapshot_download(
-            repository, repo_type="dataset", revision=commit, local_dir=target, allow_patterns=WANTED
+            repository,
+            repo_type="dataset",
+            revision=commit,
+            local_dir=target,
+            allow_patterns=WANTED,
+            ignore_patterns=UNWANTED,
         )
     except Exception as error:  # the library's own errors, and those of the HTTP client below it
         raise OSError(

@@ -32,7 +32,8 @@ class HubSet:
 
     def files(self, raw: Path) -> list[Path]:
         """The split's files in order, in whichever way a repository or an export arranges them:
-        <config>/<split>-00000-of-00001.parquet, <config>/<split>/0000.parquet, <config>.jsonl, <split>.jsonl.
+        <config>/<split>-00000-of-00001.parquet, <config>/<config>-<split>.parquet,
+        <config>/<split>/0000.parquet, <config>.jsonl, <split>.jsonl.
 
         Raises:
             NotRun: if there are none.
@@ -46,7 +47,7 @@ class HubSet:
 
     def _holds(self, path: Path) -> bool:
         folders, name = path.parts[:-1], path.stem
-        split = self.split in folders or name == self.split or name.startswith(f"{self.split}-")
+        split = self.split in folders or self.split in name.split("-")
         if self.config is None:
             return split
         return name == self.config or (self.config in folders and split)

@@ -47,6 +47,10 @@ class Task:
     source: HubSet | None = None  # None: a stand-in
     before: Callable[[str], str] = str  # applied to the text before it is cut
 
+    def labels(self, item: Item) -> list[str]:
+        """What counts as an answer."""
+        return [item["value"]] if self.field == "text" else list(item["answers"])
+
 
 def ask_for_key(item: Item) -> str:
     """The text as a sentence, then the key with a capital, to be followed by its value. FDA."""
@@ -140,7 +144,7 @@ def run(cell: Cell, task: str, progress: Progress) -> tuple[Rows, Rows]:
             continue
         text, whole = window
         prompts.append(how.prompt({**item, how.field: text}))
-        answers.append(labels(item))
+        answers.append(how.labels(item))
         truncated += not whole
     if not prompts:
         raise ValueError(f"{task}: none of {len(items)} documents has an answer; correct its files")
@@ -229,11 +233,6 @@ def _find(wanted: str, text: str) -> int:
     """Where a text first occurs in another, in any case; -1: nowhere."""
     found = re.search(re.escape(wanted), text, re.IGNORECASE)
     return found.start() if found else -1
-
-
-def labels(item: Item) -> list[str]:
-    """What counts as an answer."""
-    return list(item["answers"]) if "answers" in item else [item["value"]]
 
 
 def contains(output: str, answers: Sequence[str]) -> float:
