@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mdn.data.gpt2 import EOT
 from mdn.evaluation.scoring import Progress, precision, quiet
+from mdn.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from mdn.mixers import State
@@ -104,6 +105,8 @@ def _decode_group(
     with precision(device):
         for ids_BT in shared_BT.split(max(1, batch_tokens // len(group)), dim=1):
             h_BTD, states = model.hidden(ids_BT, states)
+        assert states is not None
+        decoder = Decoder(model, states)
         going = set(group)
         while going:
             next_B = _greedy(model, h_BTD)
@@ -116,7 +119,7 @@ def _decode_group(
                         going.remove(n)
             read += 1
             if going:
-                h_BTD, states = model.hidden(torch.tensor(next_B, device=device)[:, None], states)
+                h_BTD = decoder(torch.tensor(next_B, device=device)[:, None])
 
 
 def _greedy(model: LanguageModel, h_BTD: Tensor) -> list[int]:

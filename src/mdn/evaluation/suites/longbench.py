@@ -3,7 +3,8 @@
 A prompt of more than `longbench_window` − answer tokens keeps as many of its first tokens as of its last, so
 that instruction and question both stay; lm-eval cuts from the left. The ids are joined as they are, where the
 original decodes and encodes them again. Answers are greedy. Where only the first line of an answer counts, or
-its first line of code, writing ends with that line, which changes no score.
+its first line of code, writing ends with that line, which changes no score. (For SAMSum the original forbids
+a newline as the first token; here newlines in front of the answer are passed over.)
 """
 
 from __future__ import annotations
