@@ -1,5 +1,6 @@
 """Every kind of layer of ours: neither batch nor padding nor grouping changes what is scored and written."""
 
+import weakref
 from dataclasses import asdict, replace
 
 import pytest
@@ -87,3 +88,18 @@ def test_memory_in_decoding_grows_with_the_tokens_of_attention_only(lm, monkeypa
         read += tokens
         assert size == fixed + each * read
     assert written == lm.generate(torch.tensor([prompt]), 4)[0].tolist()[300:]
+
+
+def test_decoding_holds_no_state_but_the_last(lm, monkeypatch):
+    """Of keys and values a second copy would be half of the memory."""
+    earlier, hidden = [], lm.hidden
+
+    def watch(ids_BT, states):
+        assert [ref for refs in earlier[:-1] for ref in refs if ref() is not None] == []
+        h, states = hidden(ids_BT, states)
+        earlier.append([weakref.ref(part) for state in states for part in state.values()])
+        return h, states
+
+    monkeypatch.setattr(lm, "hidden", watch)
+    decode(lm, [list(range(40))], lambda n, ids: len(ids) >= 5, batch_tokens=16)
+    assert len(earlier) == 3 + 4

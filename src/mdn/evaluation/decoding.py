@@ -107,6 +107,7 @@ def _decode_group(
             h_BTD, states = model.hidden(ids_BT, states)
         assert states is not None
         decoder = Decoder(model, states)
+        del states  # else keys and values would be kept twice
         going = set(group)
         while going:
             next_B = _greedy(model, h_BTD)
