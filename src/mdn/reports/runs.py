@@ -127,6 +127,13 @@ def active(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list
     return [name for name in params.models if name in wanted or runs[scale, name].state != "absent"]
 
 
+def results(run: Run, suite: str) -> list[dict[str, Any]]:
+    """The rows of a suite's evaluation of this very training; none if there is no such evaluation."""
+    if run.state != "finished" or run.foreign(suite):
+        return []
+    return list(run.evaluations.get(suite, {}).get("results", []))
+
+
 def _mapping(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
