@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mdn.config import Params
 from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
+from mdn.reports.kernels import Report
 from mdn.reports.runs import Run, active
 from mdn.reports.tables import Grid, number
 
@@ -65,9 +66,13 @@ class Section:
 
 
 def render(
-    params: Params, runs: dict[tuple[str, str], Run], grids: list[Grid], drawings: list[Drawing]
+    params: Params,
+    runs: dict[tuple[str, str], Run],
+    grids: list[Grid],
+    drawings: list[Drawing],
+    kernels: Report | None = None,
 ) -> str:
-    """The page."""
+    """The page. kernels: what stage `bench@kernels` found, if it has run."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -98,12 +103,27 @@ def render(
         sections=sections,
         style=Markup((HERE / "site.css").read_text()),
         script=Markup((HERE / "site.js").read_text()),
-        records=Markup(json.dumps(records, sort_keys=True, allow_nan=False).replace("<", "\\u003c")),
+        records=records,
+        embedded=embedded,
         details=details,
+        kernels=kernels,
+        inline=inline,
+        coded=coded,
         swatch=lambda name: Markup('<span class="swatch" style="--swatch:{}"></span>').format(
             line_style(params, name)[0]
         ),
     )
+
+
+def coded(text: str) -> Markup:
+    """A paragraph in which `backticks` mark code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def embedded(value: Any) -> Markup:
+    """JSON for a script element."""
+    text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))
 
 
 def training(params: Params, run: Run) -> Training:

@@ -137,8 +137,8 @@ def _mirror(record: Record, uri: str, every_seconds: float) -> None:
     sync(record, uri, status=json.loads(last) if last else "KILLED")
 
 
-def attach(root: Path, uri: str | None, files: Iterable[Path]) -> str | None:
-    """Puts figures and tables under `root` on the run "report" of experiment mdn-report, over earlier ones.
+def attach(root: Path, uri: str | None, files: Iterable[Path], name: str = "report") -> str | None:
+    """Puts figures and tables under `root` on the run `name` of experiment mdn-report, over earlier ones.
 
     Returns the run's id, or None (after a warning) if the store cannot be reached.
     """
@@ -147,8 +147,9 @@ def attach(root: Path, uri: str | None, files: Iterable[Path]) -> str | None:
     try:
         client = open_store(uri)
         experiment = _experiment(client, uri, "mdn-report")
-        found = client.search_runs([experiment], "attributes.run_name = 'report'", max_results=1)
-        run = (found or [client.create_run(experiment, run_name="report")])[0].info.run_id
+        quoted = name.replace("'", "")
+        found = client.search_runs([experiment], f"attributes.run_name = '{quoted}'", max_results=1)
+        run = (found or [client.create_run(experiment, run_name=quoted)])[0].info.run_id
         for file in files:
             inside = file.relative_to(root).parent.as_posix()
             client.log_artifact(run, str(file), None if inside == "." else inside)
