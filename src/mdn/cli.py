@@ -260,7 +260,7 @@ def _sync(options: argparse.Namespace) -> int:
 
 
 def _ui(options: argparse.Namespace) -> int:
-    from mdn.tracking.mlflow import open_store, ui_command
+    from mdn.tracking.mlflow import experiment_pages, ui_command
 
     uri = _uri(options)
     if uri.startswith("http"):
@@ -270,7 +270,8 @@ def _ui(options: argparse.Namespace) -> int:
     print(command, flush=True)
     if options.print:
         return 0
-    open_store(uri)
+    for name, page in experiment_pages(uri).items():
+        print(f"{name}: http://127.0.0.1:5000/{page}", file=sys.stderr, flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # eight processes that nothing here needs
     os.execv(sys.executable, [sys.executable, "-m", *shlex.split(command)])  # this environment's mlflow
 

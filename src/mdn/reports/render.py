@@ -9,7 +9,13 @@ from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
 from mdn.reports.kernels import report
 from mdn.reports.runs import read_runs
-from mdn.reports.tables import csv, grids, latex, markdown
+from mdn.reports.tables import Grid, csv, grids, latex, markdown
+
+
+def read_grids(params: Params, root: Path) -> list[Grid]:
+    """The tables of the run folders under `root`."""
+    runs = read_runs(params, root)
+    return grids(frame(params, runs), layout(params, runs), params.scales)
 
 
 def render(params: Params, root: Path, out: Path) -> Path:

@@ -39,7 +39,10 @@ document.querySelector("main").addEventListener("click", (event) => {
     if (value === undefined || value === null || value === "") continue;
     const term = document.createElement("dt"), text = document.createElement("dd");
     term.textContent = name;
-    text.textContent = value;
+    if (name === "MLflow page") {
+      const link = text.appendChild(document.createElement("a"));
+      link.href = link.textContent = value;
+    } else text.textContent = value;
     if (name === "Command") text.className = "command";
     list.append(term, text);
   }
@@ -141,8 +144,9 @@ for (const figure of document.querySelectorAll("figure:has(> script)")) {
     tip.hidden = false;
     const frame = figure.getBoundingClientRect();
     const left = event.clientX - frame.left, top = event.clientY - frame.top;
-    tip.style.left = `${Math.max(0, left + tip.offsetWidth + 24 > frame.width ? left - tip.offsetWidth - 14 : left + 14)}px`;
-    tip.style.top = `${Math.max(0, top - tip.offsetHeight / 2)}px`;
+    const beside = left + tip.offsetWidth + 24 <= frame.width ? left + 14 : left - tip.offsetWidth - 14;
+    tip.style.left = `${Math.max(0, Math.min(beside, frame.width - tip.offsetWidth))}px`;
+    tip.style.top = `${beside < 0 ? top + 24 : Math.max(0, top - tip.offsetHeight / 2)}px`; // no room at its sides: below
   };
   svg.addEventListener("pointermove", show);
   svg.addEventListener("pointerdown", show);

@@ -17,6 +17,7 @@ from mdn.reports.runs import Run, active
 from mdn.reports.tables import Grid, number
 
 HERE = Path(__file__).parent
+MLFLOW_UI = "http://127.0.0.1:5000"  # of `mdn ui`
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def render(
                 departures(params, runs, scale),
             )
         )
+    shown = {section.scale for section in sections}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -101,6 +103,7 @@ def render(
     records = {f"{scale}/{name}": record(run) for (scale, name), run in runs.items() if run.state != "absent"}
     return environment.get_template("site.html").render(
         sections=sections,
+        others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],
         style=Markup((HERE / "site.css").read_text()),
         script=Markup((HERE / "site.js").read_text()),
         records=records,
@@ -151,11 +154,14 @@ def training(params: Params, run: Run) -> Training:
 def record(run: Run) -> dict[str, Any]:
     """What a click on a cell tells of its training, beyond what the cell itself knows."""
     versions = run.manifest.get("versions") or {}
-    uri = run.mlflow.get("uri")
+    uri, experiment = run.mlflow.get("uri"), run.mlflow.get("experiment_id")
+    server = uri.rstrip("/") if uri and uri.startswith("http") else MLFLOW_UI
+    inside = f"#/experiments/{experiment}/runs/{run.mlflow.get('run_id')}?workflowType=machine_learning"
     return {
         "Started": run.manifest.get("started"),
         "Code digest": run.manifest.get("code"),
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,
+        "MLflow page": f"{server}/{inside}" if experiment else None,
         "MLflow shows it": f"mlflow ui --backend-store-uri {uri}" if uri else None,
         "config": run.config_text,
     }
