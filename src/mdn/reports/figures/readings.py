@@ -7,7 +7,7 @@ its artist's label; one without a label takes the legend's text of the same colo
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,7 +133,7 @@ class _Reader:
             next(filter(None, titles), ""),
             axes.get_xlabel(),
             axes.get_ylabel(),
-            self._corners(axes.get_window_extent().get_points()),
+            self._corners(*axes.get_window_extent().get_points()[:, None]).round(1)[0].tolist(),
             [series for series in found if series.boxes or series.label],
         )
 
@@ -149,8 +149,8 @@ class _Reader:
             series = self._series(owner, line.get_color(), [line])
             if owner is not line:
                 series.ids += [self._name(part) for group in owner.lines[1:] for part in group]
-            for x, y in zip(line.get_xdata(orig=False), line.get_ydata(orig=False), strict=True):
-                self._add(series, axes, (x, y, x, y))
+            points = np.column_stack([line.get_xdata(orig=False), line.get_ydata(orig=False)])
+            self._fill(series, axes, points, points)
             yield series
 
     def _bars(self, axes: Axes) -> Iterator[Series]:
@@ -158,18 +158,19 @@ class _Reader:
             if not isinstance(bar, BarContainer) or not bar.patches:
                 continue
             series = self._series(bar, bar.patches[0].get_facecolor(), bar.patches)
-            for patch in bar.patches:
-                x, y, wide, high = patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height()
-                tip = (x + wide / 2, y + high) if bar.orientation == "vertical" else (x + wide, y + high / 2)
-                self._add(series, axes, (x, y, x + wide, y + high), at=tip)
+            low = np.array([patch.get_xy() for patch in bar.patches], dtype=float)
+            size = np.array([(patch.get_width(), patch.get_height()) for patch in bar.patches], dtype=float)
+            tip = (0.5, 1) if bar.orientation == "vertical" else (1, 0.5)
+            self._fill(series, axes, low, low + size, at=low + size * tip)
             yield series
 
     def _grids(self, axes: Axes) -> Iterator[Series]:
         grids: list[Any] = [*axes.images, *(c for c in axes.collections if isinstance(c, QuadMesh))]
         for grid in grids:
             series = Series("", "", [self._name(grid)])
-            for *sides, value in _cells(grid):
-                self._add(series, axes, sides, value=value)
+            corners, values = _cells(grid)
+            low, high = corners[:-1, :-1].reshape(-1, 2), corners[1:, 1:].reshape(-1, 2)
+            self._fill(series, axes, low, high, values=values.ravel())
             yield series
 
     def _collections(self, axes: Axes) -> Iterator[Series]:
@@ -177,9 +178,8 @@ class _Reader:
         for part in axes.collections:
             if isinstance(part, PathCollection):
                 series = self._series(part, (*part.get_facecolor(), "none")[0], [part])
-                offsets: Any = part.get_offsets()
-                for x, y in offsets:
-                    self._add(series, axes, (x, y, x, y))
+                points = np.asarray(part.get_offsets(), dtype=float)
+                self._fill(series, axes, points, points)
                 yield series
             elif not isinstance(part, QuadMesh) and not str(part.get_label() or "_").startswith("_"):
                 yield Series(part.get_label(), "", [self._name(part)])  # a band: hidden with its line
@@ -194,58 +194,52 @@ class _Reader:
         artist.set_gid(f"s{self._named}")
         return f"s{self._named}"
 
-    def _add(
-        self,
-        series: Series,
-        axes: Axes,
-        sides: Sequence[float],
-        at: tuple[float, float] | None = None,
-        value: float | None = None,
+    def _fill(
+        self, series: Series, axes: Axes, low: Any, high: Any, at: Any = None, values: Any = None
     ) -> None:
-        """A point that reaches over the sides left, bottom, right, top; `at`: its place, by default their
-        middle. What has no place on the page (NaN, or 0 on a logarithmic axis) is left out."""
-        left, bottom, right, top = sides
-        box = self._corners(axes.transData.transform([(left, bottom), (right, top)]))
-        if all(abs(side) < FAR for side in box):
-            x, y = at or ((left + right) / 2, (bottom + top) / 2)
-            series.xs.append(_called(axes.xaxis, x))
-            series.ys.append(_called(axes.yaxis, y))
-            series.boxes.append(box)
-            if value is not None:
-                series.values.append(value)
+        """Points [n, 2] that reach from their corners `low` to `high`; `at`: their places, by default in the
+        middle. What has no place on the page (NaN, or 0 on a logarithmic axis) or no value is left out."""
+        boxes = self._corners(axes.transData.transform(low), axes.transData.transform(high))
+        places = (low + high) / 2 if at is None else at
+        there = (np.abs(boxes) < FAR).all(1)
+        if values is not None:
+            there &= np.isfinite(values)
+            series.values = values[there].tolist()
+        series.boxes = boxes[there].round(1).tolist()
+        series.xs = _called(axes.xaxis, places[there, 0].tolist())
+        series.ys = _called(axes.yaxis, places[there, 1].tolist())
 
-    def _corners(self, pixels: Any) -> list[float]:
-        """left, top, right, bottom in the SVG's unit, whose y grows downwards."""
-        (x0, y0), (x1, y1) = np.asarray(pixels, dtype=float) * self._scale
-        y0, y1 = self._height - y0, self._height - y1
-        return [round(float(side), 1) for side in (min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1))]
+    def _corners(self, a: Any, b: Any) -> Any:
+        """left, top, right, bottom in the SVG's unit, whose y grows downwards, of boxes between the pixels a
+        and b, [n, 2]."""
+        a, b = ((0, self._height) + pixels * self._scale * (1, -1) for pixels in (a, b))
+        return np.concatenate([np.minimum(a, b), np.maximum(a, b)], 1)
 
 
-def _cells(grid: Any) -> Iterator[tuple[float, float, float, float, float]]:
-    """Left, bottom, right, top and value of every cell of a heat map that has a value."""
+def _cells(grid: Any) -> tuple[Any, Any]:
+    """Corners [rows + 1, columns + 1, 2] and values [rows, columns] of a heat map; NaN: no value."""
     values: Any = np.ma.filled(np.ma.asarray(grid.get_array(), dtype=float), np.nan)
     if isinstance(grid, QuadMesh):
         corners: Any = grid.get_coordinates()
-        values = values.reshape(corners.shape[0] - 1, corners.shape[1] - 1)
-    else:
-        left, right, bottom, top = grid.get_extent()
-        first, last = (top, bottom) if grid.origin == "upper" else (bottom, top)
-        across = np.linspace(left, right, values.shape[1] + 1)
-        corners = np.stack(np.meshgrid(across, np.linspace(first, last, values.shape[0] + 1)), -1)
-    for (i, j), value in np.ndenumerate(values):
-        if math.isfinite(value):
-            (x0, y0), (x1, y1) = corners[i, j].tolist(), corners[i + 1, j + 1].tolist()
-            yield x0, y0, x1, y1, float(value)
+        return corners, values.reshape(corners.shape[0] - 1, corners.shape[1] - 1)
+    left, right, bottom, top = grid.get_extent()
+    first, last = (top, bottom) if grid.origin == "upper" else (bottom, top)
+    across = np.linspace(left, right, values.shape[1] + 1)
+    up = np.linspace(first, last, values.shape[0] + 1)
+    return np.stack(np.meshgrid(across, up), -1), values
 
 
-def _called(axis: Axis, value: float) -> Any:
-    """What a place on an axis is called: by the text of its tick if ticks are names, else the number."""
-    if not isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):
-        for tick in axis.get_major_ticks():
-            text = tick.label1.get_text()
-            if text and math.isclose(tick.get_loc(), value, rel_tol=1e-6, abs_tol=1e-9):
-                return text
-    return float(value)
+def _called(axis: Axis, values: list[float]) -> list[Any]:
+    """What places on an axis are called: by the text of their tick if ticks are names, else by the number."""
+    if isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):
+        return list(values)
+    ticks = [(tick.get_loc(), tick.label1.get_text()) for tick in axis.get_major_ticks()]
+
+    def name(value: float) -> Any:
+        near = (text for at, text in ticks if text and math.isclose(at, value, rel_tol=1e-6, abs_tol=1e-9))
+        return next(near, value)
+
+    return [name(value) for value in values]
 
 
 def _legend(figure: Figure) -> tuple[dict[str, list[str]], dict[str, str]]:
