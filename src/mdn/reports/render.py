@@ -5,6 +5,7 @@ from pathlib import Path
 
 from mdn.config import Params
 from mdn.reports import site
+from mdn.reports.across import across
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
 from mdn.reports.kernels import report
@@ -31,14 +32,15 @@ def render(params: Params, root: Path, out: Path) -> Path:
     cells = frame(params, runs)
     formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
     files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
-    for grid in formatted:
+    scales = across(formatted)
+    for grid in [*formatted, *filter(None, [scales])]:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
     for drawing in drawn:
         files |= {Path("figures", name): content for name, content in drawing.files().items()}
     record = out / "kernels" / "record.json"
     kernels = report(json.loads(record.read_text())) if record.exists() else None
-    files[Path("index.html")] = site.render(params, runs, formatted, drawn, kernels).encode()
+    files[Path("index.html")] = site.render(params, runs, formatted, drawn, scales, kernels).encode()
     for name, content in files.items():
         _write(out / name, content)
     for folder in ("tables", "figures"):

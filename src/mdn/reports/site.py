@@ -71,9 +71,10 @@ def render(
     runs: dict[tuple[str, str], Run],
     grids: list[Grid],
     drawings: list[Drawing],
+    scales: Grid | None = None,
     kernels: Report | None = None,
 ) -> str:
-    """The page. kernels: what stage `bench@kernels` found, if it has run."""
+    """The page. scales: the table across scales; kernels: what stage `bench@kernels` found, if it has run."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -103,6 +104,7 @@ def render(
     records = {f"{scale}/{name}": record(run) for (scale, name), run in runs.items() if run.state != "absent"}
     return environment.get_template("site.html").render(
         sections=sections,
+        scales=scales,
         others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],
         style=Markup((HERE / "site.css").read_text()),
         script=Markup((HERE / "site.js").read_text()),
