@@ -80,6 +80,16 @@ def test_a_bar_is_a_box_and_its_category_has_a_name(upright, named):
     assert first[:4] == pytest.approx([43.2, 36, 100.8, 144] if upright else [0, 93.6, 216, 122.4], abs=0.1)
 
 
+def test_bars_of_a_group_are_called_by_its_name():
+    figure, axes = page((-1, 2), (0, 4))
+    for n in range(3):
+        axes.bar([0.25 * n - 0.25, 0.25 * n + 0.75], [1, 2], 0.2)
+    axes.set_xticks([0, 1], ["short", "long"])
+    assert [[point[4:] for point in series] for series in points(figure)] == [
+        [["short", "1"], ["long", "2"]]
+    ] * 3
+
+
 VALUES = np.array([[1.0, 2.0], [3.0, np.nan]])
 
 

@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from mdn.reports.figures.style import Drawing, look, written
 
 COLOURS = ("#7f7f7f", "#cc79a7", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9")
+GREYS = ("#9a9a9a", "#c4c4c4", "#6b6b6b")
 MARKERS = "osD^vPX"
 NAMED = {
     "typical": "typical",
@@ -21,7 +22,7 @@ TOP = 1e11  # where "not finite" and anything beyond is drawn
 
 def colour(names: list[str], name: str) -> str:
     """Of a version, by its age among all there are; FLA's operators are greys."""
-    return COLOURS[names.index(name) % len(COLOURS)] if name in names else "#9a9a9a"
+    return COLOURS[names.index(name) % len(COLOURS)] if name in names else GREYS[len(name) % len(GREYS)]
 
 
 def errors(record: dict[str, Any]) -> Drawing:

@@ -160,8 +160,11 @@ class _Reader:
             series = self._series(bar, bar.patches[0].get_facecolor(), bar.patches)
             low = np.array([patch.get_xy() for patch in bar.patches], dtype=float)
             size = np.array([(patch.get_width(), patch.get_height()) for patch in bar.patches], dtype=float)
-            tip = (0.5, 1) if bar.orientation == "vertical" else (1, 0.5)
-            self._fill(series, axes, low, low + size, at=low + size * tip)
+            upright = bar.orientation == "vertical"
+            tips = low + size * ((0.5, 1) if upright else (1, 0.5))
+            across = 0 if upright else 1
+            tips[:, across] = _snapped(axes.xaxis if upright else axes.yaxis, tips[:, across])
+            self._fill(series, axes, low, low + size, at=tips)
             yield series
 
     def _grids(self, axes: Axes) -> Iterator[Series]:
@@ -227,6 +230,15 @@ def _cells(grid: Any) -> tuple[Any, Any]:
     across = np.linspace(left, right, values.shape[1] + 1)
     up = np.linspace(first, last, values.shape[0] + 1)
     return np.stack(np.meshgrid(across, up), -1), values
+
+
+def _snapped(axis: Axis, values: Any) -> Any:
+    """The named tick that each bar stands at: those of a group stand beside it."""
+    ticks = np.asarray(axis.get_majorticklocs(), dtype=float)
+    if isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter) or len(ticks) < 2:
+        return values
+    nearest = ticks[np.abs(values[:, None] - ticks).argmin(1)]
+    return np.where(np.abs(values - nearest) < np.diff(ticks).min() / 2, nearest, values)
 
 
 def _called(axis: Axis, values: list[float]) -> list[Any]:
