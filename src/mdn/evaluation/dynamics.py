@@ -1,6 +1,6 @@
 """How a model's memories move while it reads: the change of the state at each token, and the gates behind it.
 
-T tokens · H heads · K key channels · V value channels
+B = 1 sequence · T tokens · H heads · K key channels · V value channels
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mdn.evaluation.scoring import Progress, precision, quiet
 from mdn.mixers.base import LinearMixer
+from mdn.models.decoder import Decoder
 from mdn_kernels.common.normalize import l2norm
 
 if TYPE_CHECKING:
@@ -37,17 +38,15 @@ def state_changes(model: LanguageModel, ids: Sequence[int], progress: Progress =
     """
     device = next(model.parameters()).device
     layers = recurrent_layers(model)
-    states = model.init_states(1, device)
+    decoder = Decoder(model, model.init_states(1, device))
     changes: list[Tensor] = []
-    for t, token in enumerate(ids):
-        before = [states[layer]["S"] for layer in layers]
-        with precision(device):
-            _, after = model.hidden(torch.tensor([[token]], device=device), states)
-        assert after is not None
-        states = after
-        moved = (states[layer]["S"] - S_HKV for layer, S_HKV in zip(layers, before, strict=True))
-        changes.append(torch.stack([torch.linalg.matrix_norm(d).mean() for d in moved]))
-        progress(t + 1, len(ids))
+    with precision(device):
+        for t, token in enumerate(ids):
+            before = [decoder.states[layer]["S"].clone() for layer in layers]  # it may write over them
+            decoder(torch.tensor([[token]], device=device))
+            moved = (decoder.states[n]["S"] - S_BHKV for n, S_BHKV in zip(layers, before, strict=True))
+            changes.append(torch.stack([torch.linalg.matrix_norm(d_BHKV).mean() for d_BHKV in moved]))
+            progress(t + 1, len(ids))
     found = torch.stack(changes).double().cpu().numpy()
     if not np.isfinite(found).all():
         raise FloatingPointError("the model's states are not finite")
