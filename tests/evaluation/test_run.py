@@ -68,7 +68,8 @@ def samples(cell, suite):
 @pytest.mark.parametrize("suite", sorted(SUITES))
 def test_a_suite_reports_every_metric_of_every_task(cell, suite):
     found = read(run_suite(cell, suite, nothing))
-    wanted = {(task, metric) for task in SUITES[suite].TASKS for metric in EXAMPLES[task].constant}
+    there = [task for task in SUITES[suite].TASKS if task in EXAMPLES]
+    wanted = {(task, metric) for task in there for metric in EXAMPLES[task].constant}
     if suite == "lm":
         wanted |= {("heldout_wiki", "perplexity"), ("heldout_c4", "perplexity")}
     assert {(row["task"], row["metric"]) for row in found["results"]} == wanted
@@ -82,6 +83,7 @@ def test_a_suite_reports_every_metric_of_every_task(cell, suite):
         assert row["truncated"] == 0
         assert row["value"] >= 0
     assert found["harness"].startswith("lm-eval 0.4.")
+    assert set(found["not_run"]) == {*SUITES[suite].TASKS} - {*there}
     assert found["window"] == 128
     assert found["fingerprint"] == cell.record.config.fingerprint()
     assert found["seconds"] > 0
@@ -259,6 +261,18 @@ def test_samples_are_the_same_bytes_for_the_same_rows(tmp_path, monkeypatch):
     write_samples(tmp_path / "b.jsonl.gz", rows)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
     assert json.loads(gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes())) == rows[0]
+
+
+def test_a_suite_told_to_fails_on_prompts_that_were_cut_and_keeps_what_is_done(cell):
+    strict = replace(SETTING, window=30, fail_on_truncation=["commonsense"])
+    told = r"piqa: 2 of 2 prompts do not fit into the window of 30 tokens; .*fail_on_truncation"
+    with pytest.raises(ValueError, match=told):
+        run_suite(replace(cell, evaluation=strict), "commonsense", nothing)
+    assert (cell.record.folder / "evaluation/commonsense.partial/piqa.json").exists()
+    run_suite(replace(cell, evaluation=strict), "lm", nothing)  # another suite may cut
+    run_suite(replace(cell, evaluation=replace(strict, fail_on_truncation=[])), "commonsense", nothing)
+    with pytest.raises(ValueError, match=told):  # adopting it does not pass either
+        run_suite(replace(cell, evaluation=strict), "commonsense", nothing)
 
 
 class TestStage:

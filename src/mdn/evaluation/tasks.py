@@ -39,6 +39,7 @@ DEFINITIONS = {  # below lm_eval/tasks
     "lambada_openai": "lambada/lambada_openai.yaml",
     "piqa": "piqa/piqa.yaml",
     "sciq": "sciq/sciq.yaml",
+    "wikitext": "wikitext/wikitext.yaml",
     "winogrande": "winogrande/default.yaml",
 }
 BOOTSTRAPS = 1000  # resamples behind the standard error of a perplexity

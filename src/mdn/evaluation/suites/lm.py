@@ -1,4 +1,4 @@
-"""LAMBADA by lm-eval's protocol, and perplexity of the held-out parts of the model's own text."""
+"""LAMBADA and WikiText by lm-eval's protocol; perplexity of the held-out parts of the model's own text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mdn.evaluation.suites import Rows
     from mdn.evaluation.suites.run import Cell
 
-TASKS = ("lambada_openai",)
+TASKS = ("lambada_openai", "wikitext")
 
 
 def tasks(cell: Cell) -> list[str]:

@@ -48,14 +48,16 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
     whose data are not here is listed under "not_run" with the reason.
 
     Raises:
-        ValueError: if evaluation or held-out data are missing or damaged.
+        ValueError: if evaluation or held-out data are missing or damaged, or if prompts were cut of a suite
+            that may not (`evaluation.fail_on_truncation`).
     """
     folder = cell.record.folder / "evaluation"
     path, partial = folder / f"{suite}.json", folder / f"{suite}.partial"
     tasks = module(suite)
     _rehearse(cell.model)
     identity = _identity(cell, suite)
-    if path.exists() and read_json(path)["identity"] == identity:
+    if path.exists() and (earlier := read_json(path))["identity"] == identity:
+        _refuse_cut(cell, suite, earlier["results"])
         return path
 
     report: dict[str, Any] = {
@@ -63,8 +65,9 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
         "identity": identity,
         "fingerprint": cell.record.config.fingerprint(),
         "window": cell.evaluation.window,
+        "batch_tokens": cell.evaluation.batch_tokens,
         "harness": f"lm-eval {version('lm-eval')}" if suite in LM_EVAL else None,
-        "manifest": {**environment(), "code": code_digest()},
+        "manifest": {**environment(), "code": identity.split("-")[-1]},
         "seconds": 0.0,
         "not_run": {},
         "results": [],
@@ -80,6 +83,7 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
             report["failed"] = f"{name}: {error}"
             break
         write_json(partial / f"{name}.json", {"identity": identity, **done})
+        _refuse_cut(cell, suite, done["results"])
         report["seconds"] += done["seconds"]
         report["results"] += done["results"]
         samples += done["samples"]
@@ -132,6 +136,17 @@ def _identity(cell: Cell, suite: str) -> str:
         code_digest(),
     ]
     return "-".join(parts)
+
+
+def _refuse_cut(cell: Cell, suite: str, results: Rows) -> None:
+    if suite in cell.evaluation.fail_on_truncation:
+        for row in results:
+            if row["truncated"]:
+                window = row.get("window", cell.evaluation.window)
+                raise ValueError(
+                    f"{row['task']}: {row['truncated']} of {row['n']} prompts do not fit into the window of "
+                    f"{window} tokens; use a larger one, or take {suite} out of evaluation.fail_on_truncation"
+                )
 
 
 def _digest(value: Any) -> str:
