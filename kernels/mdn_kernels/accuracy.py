@@ -69,7 +69,7 @@ def timing(names: Sequence[str], device: str = "cpu") -> dict[str, Any]:
     """Time and memory of versions in turns, right ones and wrong ones, at one shape: a record like that of
     `mdn_kernels.bench`, which is the one to use for figures to keep."""
     dtype, shape = (torch.bfloat16, CUDA_SHAPES[0]) if device == "cuda" else (torch.float32, CPU_SHAPES[0])
-    contenders = [Contender(name, momentum_delta_rule, momentum_delta_rule, name) for name in names]
+    contenders = [Contender(name, momentum_delta_rule, name) for name in names]
     return environment(device) | {"results": time_shape(contenders, shape, dtype, device, turns=2)}
 
 
