@@ -91,3 +91,14 @@ def test_many_layers_and_tokens_do_not_make_large_figures(params: Params, runs: 
     shown = {int(n) for n in re.findall(r">layer (\d+)<", found["spectrum-smoke"])}
     assert {1, 48} <= shown
     assert len(shown) <= 8
+
+
+def test_every_figure_can_be_read_on_the_page(params: Params, runs: Path):
+    drawn = drawings(params, read_runs(params, runs))
+    assert drawn
+    for drawing in drawn:
+        series = [series for panel in drawing.readings.panels for series in panel.series]
+        assert any(series.boxes for series in series), drawing.name
+        assert {name for series in series for name in series.ids} <= set(
+            re.findall(r'<g id="(\w+)"', drawing.svg)
+        )
