@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mdn.config import ConfigError, RunConfig
@@ -216,6 +215,8 @@ def load(folder: Path | str, device: torch.device | str = "cpu") -> LanguageMode
     Raises:
         ConfigError: if one of the two files is missing.
     """
+    from safetensors.torch import load_file  # a machine that only trains need not have it
+
     folder = Path(folder)
     for name in ("config.yaml", "model.safetensors"):
         if not (folder / name).exists():

@@ -21,7 +21,7 @@ PACKAGES = (
     "polars",
 )
 # These mirror, read or steer results and do not compute them.
-APART = ("mdn.tracking", "mdn.reports", "mdn.cli", "mdn.config")
+APART = ("mdn.tracking", "mdn.reports", "mdn.cli", "mdn.config", "mdn.mqar.runner")
 
 
 def code_digest() -> str:
