@@ -11,6 +11,7 @@ from mdn.mqar import cells
 from mdn.mqar.data import prepare
 from mdn.mqar.runner import run
 from mdn.mqar.summary import summary
+from mdn.reports.runs import read_run
 from mdn.tracking.record import write_json
 
 
@@ -40,7 +41,9 @@ def main() -> None:
             train(cell, runs=arguments.runs, data=folder)
     here = arguments.runs / planned[0].scale / arguments.model
     write_json(here / "cells.json", [cell.name for cell in planned])
-    write_json(here / "metrics.json", summary([arguments.runs / cell.scale / cell.name for cell in planned]))
+    write_json(
+        here / "metrics.json", summary(read_run(arguments.runs, cell.scale, cell.name) for cell in planned)
+    )
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ from mdn.config import Params
 from mdn.reports import site
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
+from mdn.reports.mqar import sheets
 from mdn.reports.runs import read_runs
 from mdn.reports.tables import csv, grids, latex, markdown
 
 
-def render(params: Params, root: Path, out: Path) -> Path:
+def render(params: Params, root: Path, out: Path, results: Path | None = None) -> Path:
     """Writes tables/, figures/, cells.csv and index.html; returns the path of index.html.
+
+    root: the run folders. results: run folders of other machines, for what `root` lacks.
 
     The same run folders give the same bytes. Files in tables/ and figures/ that this render does not write
     are of an earlier one and are removed.
@@ -19,17 +22,21 @@ def render(params: Params, root: Path, out: Path) -> Path:
     Raises:
         ValueError: if a file of a run folder cannot be read; names it.
     """
-    runs = read_runs(params, root)
+    runs = read_runs(params, root, results)
     cells = frame(params, runs)
     formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
     files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
     for grid in formatted:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
+    recall = sheets(params, runs)
+    for sheet in recall:
+        for suffix, text in (("md", sheet.markdown()), ("tex", sheet.latex()), ("csv", sheet.csv())):
+            files[Path("tables", f"{sheet.name}.{suffix}")] = text.encode()
     for drawing in drawn:
         files[Path("figures", f"{drawing.name}.svg")] = drawing.svg.encode()
         files[Path("figures", f"{drawing.name}.png")] = drawing.png
-    files[Path("index.html")] = site.render(params, runs, formatted, drawn).encode()
+    files[Path("index.html")] = site.render(params, runs, formatted, drawn, recall).encode()
     for name, content in files.items():
         _write(out / name, content)
     for folder in ("tables", "figures"):

@@ -13,6 +13,7 @@ from mdn.config import Params
 from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
 from mdn.reports.runs import Run, active
+from mdn.reports.sheets import Sheet
 from mdn.reports.tables import Grid, number
 
 HERE = Path(__file__).parent
@@ -65,9 +66,13 @@ class Section:
 
 
 def render(
-    params: Params, runs: dict[tuple[str, str], Run], grids: list[Grid], drawings: list[Drawing]
+    params: Params,
+    runs: dict[tuple[str, str], Run],
+    grids: list[Grid],
+    drawings: list[Drawing],
+    recall: list[Sheet],
 ) -> str:
-    """The page."""
+    """The page. recall: the tables of multi-query associative recall."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -96,6 +101,8 @@ def render(
     records = {f"{scale}/{name}": record(run) for (scale, name), run in runs.items() if run.state != "absent"}
     return environment.get_template("site.html").render(
         sections=sections,
+        recall=recall,
+        recall_drawings=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale == "mqar"],
         style=Markup((HERE / "site.css").read_text()),
         script=Markup((HERE / "site.js").read_text()),
         records=Markup(json.dumps(records, sort_keys=True, allow_nan=False).replace("<", "\\u003c")),
@@ -122,7 +129,7 @@ def training(params: Params, run: Run) -> Training:
         quantity(round(speed)) if isinstance(speed, int | float) else "",
         quantity(run.manifest["parameters"]) if "parameters" in run.manifest else "",
         run.kernel or "",
-        run.manifest.get("gpu") or run.manifest.get("cpu") or ("CPU" if run.manifest else ""),
+        run.hardware,
         run.commit or "",
         run.manifest.get("fingerprint", ""),
     )
@@ -133,6 +140,7 @@ def record(run: Run) -> dict[str, Any]:
     versions = run.manifest.get("versions") or {}
     uri = run.mlflow.get("uri")
     return {
+        "Imported from": f"results/{run.campaign}" if run.campaign else None,
         "Started": run.manifest.get("started"),
         "Code digest": run.manifest.get("code"),
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,
