@@ -25,6 +25,9 @@ class KernelVersion:
     dtypes: tuple[torch.dtype, ...]  # of q, k and v
     max_key: int | None = None  # largest K, None: any
     max_value: int | None = None  # largest V, None: any
+    keys: tuple[int, ...] = ()  # the only K there are, (): any
+    value_step: int = 1  # V is a multiple of it
+    capability: tuple[int, int] | None = None  # the only CUDA compute capability, None: any
     automatic: bool = True  # may `choose` take it?
     note: str = ""  # what changed from the version before; known failures
 
@@ -48,6 +51,15 @@ class KernelVersion:
             return f"takes keys of at most {self.max_key} channels, not K={K}"
         if self.max_value is not None and self.max_value < V:
             return f"takes values of at most {self.max_value} channels, not V={V}"
+        if self.keys and K not in self.keys:
+            return f"takes keys of {', '.join(map(str, self.keys))} channels, not K={K}"
+        if V % self.value_step:
+            return f"takes values of a multiple of {self.value_step} channels, not V={V}"
+        if self.capability is not None and torch.cuda.is_available():
+            found = torch.cuda.get_device_capability(device)
+            if found != self.capability:
+                wanted, has = (".".join(map(str, version)) for version in (self.capability, found))
+                return f"needs a device of compute capability {wanted}, not {has}"
         return None
 
 

@@ -37,6 +37,19 @@ register(
         note="v2_segsum's chunks in Triton, with a backward written by hand",
     )
 )
+register(
+    KernelVersion(
+        op=OP,
+        name="v4_hopper",
+        module=f"{__name__}.v4_hopper",
+        devices=("cuda",),
+        dtypes=(torch.bfloat16, torch.float16),
+        keys=(64, 128, 256),
+        value_step=32,
+        capability=(9, 0),
+        note="v3_triton with scans in Gluon that never wait for memory",
+    )
+)
 
 
 def momentum_delta_rule(

@@ -1,0 +1,127 @@
+"""The momentum delta rule with scans made for Hopper (compute capability 9.0), in Gluon.
+
+What changed from v3_triton: its scans spent most of a step waiting. The operands of a step were loaded right
+before they were used, its products were issued one after the other, each followed by a wait, and every access
+to memory took address arithmetic of its own. Here the operands of the next step arrive by bulk copy while
+this one computes, and independent products are in flight together. The forward reads S and M where the scan
+holds them, so chunk states are neither written nor read there.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from mdn_kernels.momentum_delta_rule import v4_kernels as kernels
+from mdn_kernels.momentum_delta_rule.chunked import CHUNK, Chunks, Kept, Layout, Pair, States, operator, pair
+
+WARPS = 8
+
+
+def _width(K: int, V: int) -> int:
+    """BV, the value channels of a program: what shared memory holds."""
+    return 64 if K <= 128 and V % 64 == 0 else 32
+
+
+@cache
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
+
+
+def _blocks(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """x, seen as a matrix with the columns `x` has last, in blocks for bulk copies."""
+    return TensorDescriptor.from_tensor(x, [rows, columns], _layout(rows, columns, x.dtype))
+
+
+def _tokens(x: Tensor, columns: int) -> TensorDescriptor:
+    """[B, T, H, channels] in blocks of a chunk by `columns` channels."""
+    return _blocks(x.view(-1, x.shape[2] * x.shape[3]), CHUNK, columns)
+
+
+def _squares(x: Tensor) -> TensorDescriptor:
+    return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
+
+
+def _chunk_states(k: Tensor, V: int, chunks: Chunks, BV: int) -> tuple[Pair, TensorDescriptor]:
+    """Where S and M begin in one new tensor, and its blocks."""
+    H, K = k.shape[2:]
+    states = k.new_empty(chunks.count * H * K, 2 * V)
+    return (states, states.flatten()[16:]), _blocks(states, K, 2 * BV)
+
+
+class _Scans:
+    paired = True
+
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
+    ) -> tuple[Tensor, Tensor, Pair]:
+        o, residual = torch.empty_like(v), torch.empty_like(v)
+        return o, residual, self._scan(q, k, v, residual, o, kept, initial, layout.whole, layout.span, scale)
+
+    def states(
+        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
+    ) -> Pair:
+        (H, K), V = k.shape[2:], residual.shape[-1]
+        BV = _width(K, V)
+        if v is not None:
+            unused = torch.empty_like(v)
+            self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
+        states, blocks = _chunk_states(k, V, chunks, BV)
+        kernels.restore[V // BV, chunks.sequences * H](
+            _tokens(k, K), _tokens(residual, BV), blocks, kept.coefficients, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return states
+
+    def gradients(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        kept: Kept,
+        final: States,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Pair, Pair]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        BV = _width(K, V)
+        states, blocks = _chunk_states(q, V, chunks, BV)
+        initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
+        kernels.reverse_scan[V // BV, chunks.sequences * H](
+            _tokens(q, K), _tokens(k, K), _tokens(do, BV), _squares(kept.inverse), _squares(kept.scores),
+            blocks, kept.coefficients, dr, *final, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, scale,
+            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return states, initial
+
+    def _scan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        residual: Tensor,
+        o: Tensor,
+        kept: Kept,
+        initial: States,
+        chunks: Chunks,
+        span: int,
+        scale: float,
+    ) -> Pair:
+        (H, K), V = q.shape[2:], v.shape[-1]
+        BV = _width(K, V)
+        final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
+        kernels.scan[V // BV, chunks.sequences * H](
+            _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),
+            kept.coefficients, residual, o, *initial, *final, kept.marks_S, kept.marks_M, span,
+            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return final
+
+
+SCANS = _Scans()
+forward = operator("v4_hopper")
