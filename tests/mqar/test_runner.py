@@ -109,3 +109,52 @@ def test_what_cannot_run_is_refused_before_anything_is_written(
     with pytest.raises(ValueError, match=words):
         run(planned, runs=tmp_path / "runs", data=tmp_path / "data", workers=workers)
     assert not (tmp_path / "runs").exists()
+
+
+def test_one_cell_again_with_one_command(root: Path, tmp_path: Path):
+    """plan | run, as the report tells; here without training, from a wrong name to a list of one."""
+    plan = [
+        sys.executable,
+        "-m",
+        "mdn.mqar",
+        "plan",
+        "--params",
+        str(root / "params.yaml"),
+        "--scale",
+        "short",
+    ]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'kernels'}"}
+
+    def done(*command: str, text: str = "") -> subprocess.CompletedProcess:
+        return subprocess.run(
+            command, env=environment, input=text, capture_output=True, text=True, cwd=tmp_path
+        )
+
+    wrong = done(*plan, "--cell", "mdn/w256")
+    assert wrong.returncode == 2
+    assert "'mdn/w256' is none of mdn/w256-lr3.2e-03-s1" in wrong.stderr
+    one = done(*plan, "--cell", "kda/w256-lr1.0e-03-s1")
+    assert [cell.name for cell in cells.from_json(one.stdout)] == ["kda/w256-lr1.0e-03-s1"]
+    run = done(sys.executable, "-m", "mdn.mqar", "run", "-", "--workers", "0", text=one.stdout)
+    assert "workers: 0" in run.stderr
+
+
+def test_the_stage_adopts_what_the_runner_has_made(bare: dict[str, str], root: Path, tmp_path: Path):
+    """Both see the same code, though the stage has more of the pipeline in its process."""
+    params = (root / "params.yaml").read_text()
+    small = params.replace("{epochs: 4, batch: 64, stop_above", "{epochs: 1, batch: 640, stop_above")
+    assert small != params
+    (tmp_path / "params.yaml").write_text(small)
+    whole = os.environ | {"PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'kernels'}"}
+    plan = [sys.executable, "-m", "mdn.mqar", "plan", "--scale", "smoke", "--models", "transformer"]
+    planned = subprocess.run(plan, env=whole, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    output, _ = start(bare, tmp_path, cells.from_json(planned), "--workers", "2").communicate()
+    assert "cells: 2 done" in output, output
+    stage = [sys.executable, str(root / "pipeline" / "train_mqar.py"), "--scale", "smoke"]
+    done = subprocess.run(
+        [*stage, "--model", "transformer"], env=whole, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.count("adopted") == 2, done.stdout + done.stderr
+    summary = read_json(tmp_path / "runs" / "mqar-smoke" / "transformer" / "metrics.json")
+    assert summary["w32/seeds"] == 1
+    assert 0 <= summary["w32/test/64x8"] <= 1

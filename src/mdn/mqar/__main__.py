@@ -19,11 +19,12 @@ def main() -> int:
     command = commands.add_parser("plan", help="write the cells of a scale of params.yaml as JSON")
     command.add_argument("--scale", required=True, help="of mqar.scales")
     command.add_argument("--models", nargs="+", help="in this order; default: those of mqar.runs.<scale>")
+    command.add_argument("--cell", action="append", help="only this one, by name (may be given again)")
     command.add_argument("--params", type=Path, default=Path("params.yaml"), help="default: %(default)s")
     command.set_defaults(run=_plan)
 
     command = commands.add_parser("run", help="train and test cells; finished ones are kept, cut ones go on")
-    command.add_argument("cells", type=Path)
+    command.add_argument("cells", type=Path, help="what `plan` wrote; - for standard input")
     command.add_argument("--workers", type=int, default=1, help="processes at a time, default: %(default)s")
     command.add_argument("--deadline-s", type=float, help="be done after so many seconds")
     command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
@@ -51,15 +52,23 @@ def _plan(options: argparse.Namespace) -> int:
 
     params = load(options.params)
     models = options.models or list(params.mqar.runs.get(options.scale, {}))
-    sys.stdout.write(cells.to_json(cells.plan(params, options.scale, models)))
+    if options.cell:
+        models = options.models or list(dict.fromkeys(name.split("/")[0] for name in options.cell))
+    planned = cells.plan(params, options.scale, models)
+    for name in options.cell or ():
+        if name not in (cell.name for cell in planned):
+            raise ValueError(f"--cell: {name!r} is none of {', '.join(cell.name for cell in planned)}")
+    chosen = [cell for cell in planned if not options.cell or cell.name in options.cell]
+    sys.stdout.write(cells.to_json(chosen))
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
     from mdn.mqar.runner import run
 
+    from_input = str(options.cells) == "-"
     outcomes = run(
-        cells.read(options.cells),
+        cells.from_json(sys.stdin.read()) if from_input else cells.read(options.cells),
         runs=options.runs,
         data=options.data,
         workers=options.workers,

@@ -18,6 +18,7 @@ from mdn.mqar.data import prepare
 from mdn.tracking.record import Record
 
 POLL_SECONDS = 0.2
+LAST_START = 0.85  # of the time there is; what starts later would be tested before it has learnt anything
 
 
 def run(
@@ -41,7 +42,9 @@ def run(
     twice = [name for name, count in Counter((c.scale, c.name) for c in planned).items() if count > 1]
     if twice:
         raise ValueError(f"cells: {'/'.join(twice[0])} is there twice; plan each once")
-    deadline = math.inf if deadline_s is None else time.time() + deadline_s
+    begun = time.time()
+    deadline = math.inf if deadline_s is None else begun + deadline_s
+    last_start = math.inf if deadline_s is None else begun + LAST_START * deadline_s
     runs.mkdir(parents=True, exist_ok=True)
     plan = runs / f".mqar-cells-{os.getpid()}.json"
     plan.write_text(cells.to_json(planned))
@@ -50,8 +53,8 @@ def run(
     active: dict[int, subprocess.Popen] = {}
     outcomes: Counter[str] = Counter()
     try:
-        while active or (waiting and time.time() < deadline):
-            while waiting and len(active) < workers and time.time() < deadline:
+        while active or (waiting and time.time() < last_start):
+            while waiting and len(active) < workers and time.time() < last_start:
                 n = waiting.pop(0)
                 active[n] = _start(plan, n, runs, folders[n], deadline)
             for n, process in list(active.items()):

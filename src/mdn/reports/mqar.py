@@ -196,19 +196,12 @@ def _cuts(found: list[Sweep]) -> list[str]:
 
 def _trainings(params: Params, scale: str, title: str, found: list[Sweep]) -> Sheet:
     """A line a training: what its learning rate and kernel led to."""
-    head = [
-        "Model",
-        "Width",
-        "Rate",
-        "Seed",
-        "State",
-        "Epochs",
-        "Validation",
-        "Test",
-        "Largest gradient norm",
-    ]
+    head = ["Model/width, rate, seed", "State", "Epochs", "Validation", "Test", "Largest gradient norm"]
     head += ["First non-finite step", "Steps skipped", "Seconds", "Kernel", "Hardware", "Commit"]
-    rows, notes = [], []
+    rows = []
+    notes = [
+        f"One of them again: python -m mdn.mqar plan --scale {scale} --cell NAME | python -m mdn.mqar run -",
+    ]
     for sweep in found:
         for run in sweep.cells:
             config, figures = run.config, run.metrics
@@ -222,10 +215,7 @@ def _trainings(params: Params, scale: str, title: str, found: list[Sweep]) -> Sh
             first = figures.get("first_nonfinite_step")
             rows.append(
                 [
-                    sweep.title,
-                    f"{config['width']}",
-                    f"{config['lr']:.1e}",
-                    f"{config['seed']}",
+                    config["name"],
                     state,
                     f"{figures['epochs']:.3g}" if figures else "",
                     number(100 * figures["validation/accuracy"]) if figures else "",
@@ -239,7 +229,7 @@ def _trainings(params: Params, scale: str, title: str, found: list[Sweep]) -> Sh
                     run.commit or "",
                 ]
             )
-    if any(row[4].endswith("†") for row in rows):
+    if any(row[1].endswith("†") for row in rows):
         notes.append("† trained with another configuration than params.yaml has now")
     text = f"Trainings of multi-query associative recall ({title} scale)"
     return Sheet(f"mqar-{scale}-trainings", text, head, rows, notes)
