@@ -180,6 +180,7 @@ def test_results_of_other_machines_fill_what_runs_lack(params: Params, root: Pat
     assert (ours.campaign, ours.hardware) == (None, "x86_64")
     assert (theirs.campaign, theirs.hardware) == ("2026-12-01-h100", "NVIDIA H100, 2026-11-30")
     assert theirs.metrics["validation/accuracy"] == 0.4
+    assert (runs["smoke", "mdn"].state, runs["smoke", "mdn"].campaign) == ("absent", None)
     table, *_ = sheets(params, runs)
     assert next(row for row in table.rows if row[0] == "KDA")[-1] == "NVIDIA H100, 2026-11-30"
 

@@ -158,7 +158,7 @@ def _results(scale: str, title: str, found: list[Sweep]) -> Sheet:
                 f"{sweep.chosen[0].config['lr']:.1e}" if sweep.chosen else "",
                 _list(run.config["seed"] for run in sweep.chosen),
                 epochs,
-                "; ".join(dict.fromkeys(run.kernel or "" for run in sweep.chosen)),
+                "; ".join(dict.fromkeys(_kernels(run) for run in sweep.chosen)),
                 "; ".join(dict.fromkeys(run.hardware for run in sweep.chosen)),
             ]
         )
@@ -180,7 +180,11 @@ def _results(scale: str, title: str, found: list[Sweep]) -> Sheet:
 
 
 def _spread(values: list[float]) -> str:
-    return f" ± {number(50 * (max(values) - min(values)))}" if len(values) > 1 else ""
+    return f" ± {50 * (max(values) - min(values)):.2f}" if len(values) > 1 else ""
+
+
+def _kernels(run: Run) -> str:
+    return ", ".join((run.manifest.get("kernels") or {}).values())
 
 
 def _ends(values: Iterable[float]) -> list[float]:
@@ -224,7 +228,7 @@ def _trainings(params: Params, scale: str, title: str, found: list[Sweep]) -> Sh
                     "none" if figures and first is None else f"{first or ''}",
                     f"{figures.get('skipped_steps', '')}",
                     f"{figures['seconds']:.0f}" if figures else "",
-                    run.kernel or "",
+                    _kernels(run),
                     run.hardware,
                     run.commit or "",
                 ]

@@ -58,7 +58,7 @@ class Run:
     def hardware(self) -> str:
         """What it ran on; with the date, if not here."""
         name = self.manifest.get("gpu") or self.manifest.get("cpu") or ("CPU" if self.manifest else "")
-        return f"{name}, {self.manifest['started'][:10]}" if self.campaign else name
+        return f"{name}, {self.manifest.get('started', 'no date')[:10]}" if self.campaign else name
 
     @property
     def commit(self) -> str | None:
@@ -117,11 +117,12 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
         for path in sorted(at.glob("mqar-*/*/*/manifest.json")):
             *_, scale, model, cell, _ = path.parts
             wanted.append((scale, f"{model}/{cell}"))
-    found: dict[tuple[str, str], Run] = {}
-    for at, campaign in roots:
-        for scale, name in wanted:
-            if (scale, name) not in found or found[scale, name].state == "absent":
-                found[scale, name] = read_run(at, scale, name, campaign)
+    found = {(scale, name): read_run(root, scale, name) for scale, name in wanted}
+    for at, campaign in roots[1:]:
+        for (scale, name), run in found.items():
+            if run.state == "absent":
+                other = read_run(at, scale, name, campaign)
+                found[scale, name] = run if other.state == "absent" else other
     return found
 
 

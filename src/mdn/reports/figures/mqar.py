@@ -5,6 +5,7 @@ from statistics import mean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from mdn.config import Params
 from mdn.reports.figures.style import Drawing, line_style, look, written
@@ -106,6 +107,9 @@ def _course(params: Params, tested: list[Sweep], name: str, title: str) -> Drawi
                 if first := run.metrics.get("first_nonfinite_step"):
                     norm.plot([first], [1.0], "x", color=colour, markersize=7, clip_on=False)
             norm.set_yscale("log")
+            norm.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            norm.yaxis.set_major_formatter("{x:g}")
+            norm.yaxis.set_minor_formatter("{x:g}")
             norm.set_xlabel("optimizer step")
             norm.set_xlim(left=0)
         axes[0][0].set_ylabel("loss (nats)")
