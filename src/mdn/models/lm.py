@@ -179,7 +179,8 @@ def initialize(model: LanguageModel) -> None:
     for layer, name in enumerate(model.mixers):
         own = dict(model.mixer(layer).named_parameters(recurse=False))
         if "A_log" in own:
-            _log_uniform(own["A_log"], 1 if name in ("mamba2", "kda") else 0, 16)
+            from_one = name == "mamba2" or (name == "kda" and model.run.mixer_options(name).init == "kda")
+            _log_uniform(own["A_log"], 1 if from_one else 0, 16)
         if "dt_bias" in own:
             step = own["dt_bias"].uniform_(math.log(1e-3), math.log(0.1)).exp_().clamp_(min=1e-4)
             step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus

@@ -73,7 +73,7 @@ def accuracy(model: LanguageModel, parts: list[Recall], device: torch.device) ->
             ids_BT, queries_BP, answers_BP = _on(device, part, slice(start, start + size))
             with autocast(device):
                 hidden_BPD = answers(model, ids_BT, queries_BP)
-                logits_BPV = model.head(hidden_BPD)
+            logits_BPV = model.head(hidden_BPD.float())  # bfloat16 would make ties of what is close
             right += (logits_BPV.argmax(-1) == answers_BP).sum()
         found[part.name] = right.item() / part.answers_NP.size
     return found
