@@ -45,7 +45,7 @@ register(
         devices=("cuda",),
         dtypes=(torch.bfloat16, torch.float16),
         keys=(64, 128, 256),
-        value_step=32,
+        value_step=64,
         capability=(9, 0),
         note="v3_triton with scans in Gluon that never wait for memory",
     )

@@ -24,14 +24,16 @@ from mdn_kernels.common.normalize import l2norm
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 
 CHUNK = kernels.C.value
-# The backward holds the chunk states of about SPAN_TOKENS tokens of all sequences at a time, but goes through
-# each sequence in steps of no less than SPAN_AT_LEAST: the states between spans are kept from the forward.
-SPAN_TOKENS = 8192
-SPAN_AT_LEAST = 1024
+# The backward goes through long sequences in spans of at most SPAN_ELEMENTS (tokens × heads × K × V, of all
+# sequences), so that chunk states exist for one span at a time; but in no less than SPAN_TOKENS of each sequence,
+# because the states between spans are kept from the forward.
+SPAN_ELEMENTS = 8192 * 6 * 256 * 512
+SPAN_TOKENS = 1024
 
 Launch = dict[str, int | str]
 Pair = tuple[Tensor, Tensor]  # of S and of M
 States = tuple[Tensor | None, Tensor | None]
+ChunkStates = tuple[Tensor, ...]  # of each chunk's S and M, as the version lays them out
 
 
 @dataclass(frozen=True)
@@ -65,21 +67,21 @@ class Layout(NamedTuple):
     span: int
 
     @classmethod
-    def of(cls, q: Tensor, cu_seqlens: Tensor | None) -> "Layout":
+    def of(cls, q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> "Layout":
+        count, _, span = cls.sizes(q, v, cu_seqlens)
         if cu_seqlens is None:
-            return cls._of_batch(*q.shape[:2], q.device)
-        count, _ = cls.sizes(q, cu_seqlens)
+            return cls._of_batch(*q.shape[:2], span, q.device)
         ends = cu_seqlens.to(q.device, torch.int32)
         last = ((ends.diff() + CHUNK - 1) // CHUNK).cumsum(0, dtype=torch.int32)
         first = F.pad(last[:-1], (1, 0))
         slot = torch.arange(count, device=q.device, dtype=torch.int32)
         owner = torch.searchsorted(last, slot, right=True).int()
         whole = Chunks(owner, first, first, ends[:-1], ends[1:])
-        return cls(whole, (whole,), count)
+        return cls(whole, (whole,), span)
 
     @classmethod
     @cache
-    def _of_batch(cls, B: int, T: int, device: torch.device) -> "Layout":
+    def _of_batch(cls, B: int, T: int, span: int, device: torch.device) -> "Layout":
         each, sequence = triton.cdiv(T, CHUNK), torch.arange(B, device=device, dtype=torch.int32)
 
         def part(start: int, stop: int) -> Chunks:
@@ -88,18 +90,19 @@ class Layout(NamedTuple):
             begin, end = sequence * T + start * CHUNK, sequence * T + min(stop * CHUNK, T)
             return Chunks(owner, sequence * size, sequence * each + start, begin, end)
 
-        span = max(SPAN_AT_LEAST, triton.cdiv(SPAN_TOKENS, B)) // CHUNK
         spans = tuple(part(start, min(start + span, each)) for start in range(0, each, span))
         return cls(part(0, each), spans, span)
 
     @staticmethod
-    def sizes(q: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int]:
-        """Numbers of chunks and spans; of packed sequences the most chunks that there can be."""
-        B, T = q.shape[:2]
+    def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int, int]:
+        """Chunks (of packed sequences the most that there can be), spans, and chunks of a sequence in a span."""
+        B, T, H, K = q.shape
         if cu_seqlens is not None:
-            return T // CHUNK + cu_seqlens.shape[0] - 1, 1
-        span = max(SPAN_AT_LEAST, triton.cdiv(SPAN_TOKENS, B)) // CHUNK
-        return B * triton.cdiv(T, CHUNK), triton.cdiv(triton.cdiv(T, CHUNK), span)
+            chunks = T // CHUNK + cu_seqlens.shape[0] - 1
+            return chunks, 1, chunks
+        span = max(SPAN_TOKENS, SPAN_ELEMENTS // (B * H * K * v.shape[-1])) // CHUNK
+        each = triton.cdiv(T, CHUNK)
+        return B * each, triton.cdiv(each, span), span
 
 
 class Kept(NamedTuple):
@@ -115,7 +118,7 @@ class Kept(NamedTuple):
     def empty(cls, q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> "Kept":
         (H, K), V = q.shape[2:], v.shape[-1]
         N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        chunks, spans = Layout.sizes(q, cu_seqlens)
+        chunks, spans, _ = Layout.sizes(q, v, cu_seqlens)
         squares = pair(q, chunks, H, CHUNK, CHUNK)
         coefficients = q.new_empty(chunks, H, 6, CHUNK, dtype=torch.float32)
         return cls(*squares, coefficients, *pair(q, spans - 1, N, H, K, V, dtype=torch.float32))
@@ -124,8 +127,6 @@ class Kept(NamedTuple):
 class Scans(Protocol):
     """A version: the kernels that carry the states from chunk to chunk. `initial` and `final` may be None."""
 
-    paired: bool  # chunk states of S and M are one tensor, see v3_kernels.load_paired
-
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
     ) -> tuple[Tensor, Tensor, Pair]:
@@ -133,8 +134,8 @@ class Scans(Protocol):
 
     def states(
         self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
-    ) -> Pair:
-        """The states before each chunk [slots, H, K, V]; with v, the residuals are computed too."""
+    ) -> ChunkStates:
+        """The states before each chunk; with v, the residuals are computed too."""
 
     def gradients(
         self,
@@ -146,8 +147,24 @@ class Scans(Protocol):
         final: States,
         chunks: Chunks,
         scale: float,
-    ) -> tuple[Pair, Pair]:
-        """dS and dM after each chunk [slots, H, K, V] and before the first [N, H, K, V]; writes dR = dV."""
+    ) -> tuple[ChunkStates, Pair]:
+        """dS and dM after each chunk, and before the first [N, H, K, V]; writes dR = dV."""
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What dq and dk get from the states, [slots, H, C, K] in float32, and for the coefficients, summed
+        over blocks of key channels: `sums` [slots, H, blocks, 5, C] and `inner` [slots, H, blocks, 3]."""
 
 
 def tiles(dtype: torch.dtype, K: int, V: int) -> Launch:
@@ -200,7 +217,7 @@ def _forward(
     `save_residual` is for the backward only.
     """
     H, K = q.shape[2:]
-    layout, kept = Layout.of(q, cu_seqlens), Kept.empty(q, v, cu_seqlens)
+    layout, kept = Layout.of(q, v, cu_seqlens), Kept.empty(q, v, cu_seqlens)
     options = tiles(q.dtype, K, K)
     del options["BV"]
     if q.dtype != torch.float32:
@@ -246,25 +263,20 @@ def _backward(
     options = tiles(q.dtype, K, V)
     if q.dtype != torch.float32:
         options["num_stages"] = 3
-    K_blocks = triton.cdiv(K, int(options["BK"]))
     after: States = (dS, dM)
     with torch.cuda.device_of(q):
-        for number, chunks in reversed(list(enumerate(Layout.of(q, cu_seqlens).spans))):
+        for number, chunks in reversed(list(enumerate(Layout.of(q, values, cu_seqlens).spans))):
             before: States = (marks_S[number - 1], marks_M[number - 1]) if number else (S, M)
             states = scans.states(k, v, residual, kept, before, chunks)
             states_d, initial = scans.gradients(q, k, do, dr, kept, after, chunks, scale)
             after = initial
-            dq_outer, dk_outer = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
-            sums = q.new_empty(chunks.count, H, K_blocks, 5, CHUNK, dtype=torch.float32)
-            inner = q.new_empty(chunks.count, H, K_blocks, 3, dtype=torch.float32)
-            kernels.outer_backward[K_blocks, chunks.count, H](
-                q, k, do, dr, residual, coefficients, *states, *states_d, dq_outer, dk_outer, sums, inner,
-                *chunks.tables, scale, H=H, K=K, V=V, PAIRED=scans.paired, **options,
-            )  # fmt: skip
+            dq_outer, dk_outer, sums, inner = scans.outer(
+                q, k, do, dr, residual, kept, states, states_d, chunks, scale
+            )
             del states, states_d
             kernels.inner_backward[chunks.count, H](
                 q, k, *gates, do, dr, residual, sums, inner, dq_outer, dk_outer, dq, dk, *dgates,
-                *chunks.tables, scale, H=H, K=K, V=V, BLOCKS=K_blocks, **options,
+                *chunks.tables, scale, H=H, K=K, V=V, BLOCKS=sums.shape[2], **options,
             )  # fmt: skip
     dlog_alpha, dbeta, dlog_mu, deta = dgates
     return dq, dk, dr, dlog_alpha, dbeta, dlog_mu, deta, *initial

@@ -63,16 +63,6 @@ def load_state(x, channel, value, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def load_paired(x, channel, value, K: tl.constexpr, V: tl.constexpr, PAIRED: tl.constexpr):
-    """load_state; PAIRED: 16 columns of S and the same 16 of M alternate in the rows [K, 2 V]."""
-    if not PAIRED:
-        return load_state(x, channel, value, K, V)
-    column = value // 16 * 32 + value % 16
-    mask = inside(channel, K)[:, None] & inside(value, V)[None, :]
-    return tl.load(x + channel[:, None] * (2 * V) + column[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
 def store_state(x, tile, channel, value, K: tl.constexpr, V: tl.constexpr):
     mask = inside(channel, K)[:, None] & inside(value, V)[None, :]
     tl.store(x + channel[:, None] * V + value[None, :], tile.to(x.dtype.element_ty), mask=mask)
@@ -369,7 +359,7 @@ def outer_backward(
     dq, dk, sums, inner,
     owner, slots, first, begin, end, N, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-    PAIRED: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What dQ, dK and the coefficients get from the states before (S, M) and after (dS, dM) the chunk.
 
@@ -383,7 +373,7 @@ def outer_backward(
     at_K, at_V = (start * H + h) * K, (start * H + h) * V
     channel = block * BK + tl.arange(0, BK)
     at_slot = slot.to(tl.int64) * H + h
-    state = at_slot * K * V * (2 if PAIRED else 1)
+    state = at_slot * K * V
     doS = tl.zeros((C, BK), tl.float32)
     doM = tl.zeros((C, BK), tl.float32)
     drS = tl.zeros((C, BK), tl.float32)
@@ -398,10 +388,10 @@ def outer_backward(
         do_i = load_tokens(do + at_V, value, rows, V, H * V)
         dr_i = load_tokens(dr + at_V, value, rows, V, H * V)
         x_i = load_tokens(residual + at_V, value, rows, V, H * V)
-        S = load_paired(states_S + state, channel, value, K, V, PAIRED)
-        M = load_paired(states_M + state, channel, value, K, V, PAIRED)
-        dS = load_paired(states_dS + state, channel, value, K, V, PAIRED)
-        dM = load_paired(states_dM + state, channel, value, K, V, PAIRED)
+        S = load_state(states_S + state, channel, value, K, V)
+        M = load_state(states_M + state, channel, value, K, V)
+        dS = load_state(states_dS + state, channel, value, K, V)
+        dM = load_state(states_dM + state, channel, value, K, V)
         doS = tl.dot(do_i, tl.trans(S), doS, input_precision=PRECISION)
         doM = tl.dot(do_i, tl.trans(M), doM, input_precision=PRECISION)
         drS = tl.dot(dr_i, tl.trans(S), drS, input_precision=PRECISION)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 from mdn_kernels.momentum_delta_rule.chunked import (
+    CHUNK,
     Chunks,
+    ChunkStates,
     Kept,
     Launch,
     Layout,
@@ -33,8 +35,6 @@ def scan_tiles(dtype: torch.dtype, K: int, V: int) -> Launch:
 
 
 class _Scans:
-    paired = False
-
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
     ) -> tuple[Tensor, Tensor, Pair]:
@@ -77,6 +77,33 @@ class _Scans:
             chunks.slots, chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, **options,
         )  # fmt: skip
         return states, initial
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        options = tiles(q.dtype, K, V)
+        if q.dtype != torch.float32:
+            options["num_stages"] = 3
+        blocks = triton.cdiv(K, int(options["BK"]))
+        dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
+        sums = q.new_empty(chunks.count, H, blocks, 5, CHUNK, dtype=torch.float32)
+        inner = q.new_empty(chunks.count, H, blocks, 3, dtype=torch.float32)
+        kernels.outer_backward[blocks, chunks.count, H](
+            q, k, do, dr, residual, kept.coefficients, *states, *states_d, dq, dk, sums, inner,
+            *chunks.tables, scale, H=H, K=K, V=V, **options,
+        )  # fmt: skip
+        return dq, dk, sums, inner
 
     def _scan(
         self,

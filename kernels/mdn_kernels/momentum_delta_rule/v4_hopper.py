@@ -15,14 +15,24 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from mdn_kernels.momentum_delta_rule import v4_kernels as kernels
-from mdn_kernels.momentum_delta_rule.chunked import CHUNK, Chunks, Kept, Layout, Pair, States, operator, pair
+from mdn_kernels.momentum_delta_rule.chunked import (
+    CHUNK,
+    Chunks,
+    ChunkStates,
+    Kept,
+    Layout,
+    Pair,
+    States,
+    operator,
+    pair,
+)
 
 WARPS = 8
 
 
 def _width(K: int, V: int) -> int:
     """BV, the value channels of a program: what shared memory holds."""
-    return 64 if K <= 128 and V % 64 == 0 else 32
+    return 64 if K <= 128 else 32
 
 
 @cache
@@ -45,16 +55,13 @@ def _squares(x: Tensor) -> TensorDescriptor:
     return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
 
 
-def _chunk_states(k: Tensor, V: int, chunks: Chunks, BV: int) -> tuple[Pair, TensorDescriptor]:
-    """Where S and M begin in one new tensor, and its blocks."""
+def _chunk_states(k: Tensor, V: int, chunks: Chunks) -> Tensor:
+    """For Z of each chunk, [slots · H · K, 2 V]."""
     H, K = k.shape[2:]
-    states = k.new_empty(chunks.count * H * K, 2 * V)
-    return (states, states.flatten()[16:]), _blocks(states, K, 2 * BV)
+    return k.new_empty(chunks.count * H * K, 2 * V)
 
 
 class _Scans:
-    paired = True
-
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
     ) -> tuple[Tensor, Tensor, Pair]:
@@ -63,18 +70,18 @@ class _Scans:
 
     def states(
         self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
-    ) -> Pair:
+    ) -> ChunkStates:
         (H, K), V = k.shape[2:], residual.shape[-1]
         BV = _width(K, V)
         if v is not None:
             unused = torch.empty_like(v)
             self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
-        states, blocks = _chunk_states(k, V, chunks, BV)
+        states = _chunk_states(k, V, chunks)
         kernels.restore[V // BV, chunks.sequences * H](
-            _tokens(k, K), _tokens(residual, BV), blocks, kept.coefficients, *initial,
+            _tokens(k, K), _tokens(residual, BV), _blocks(states, K, 2 * BV), kept.coefficients, *initial,
             chunks.slots, chunks.first, chunks.begin, chunks.end, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
         )  # fmt: skip
-        return states
+        return (states,)
 
     def gradients(
         self,
@@ -86,18 +93,42 @@ class _Scans:
         final: States,
         chunks: Chunks,
         scale: float,
-    ) -> tuple[Pair, Pair]:
+    ) -> tuple[ChunkStates, Pair]:
         (H, K), V = q.shape[2:], do.shape[-1]
         BV = _width(K, V)
-        states, blocks = _chunk_states(q, V, chunks, BV)
+        states = _chunk_states(q, V, chunks)
         initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.reverse_scan[V // BV, chunks.sequences * H](
             _tokens(q, K), _tokens(k, K), _tokens(do, BV), _squares(kept.inverse), _squares(kept.scores),
-            blocks, kept.coefficients, dr, *final, *initial,
+            _blocks(states, K, 2 * BV), kept.coefficients, dr, *final, *initial,
             chunks.slots, chunks.first, chunks.begin, chunks.end, scale,
             H=H, K=K, V=V, BV=BV, num_warps=WARPS,
         )  # fmt: skip
-        return states, initial
+        return (states,), initial
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
+        sums = q.new_empty(chunks.count, H, 1, 5, CHUNK, dtype=torch.float32)
+        inner = q.new_empty(chunks.count, H, 1, 3, dtype=torch.float32)
+        tiles = [_tokens(x, 64) for x in (q, k, do, dr, residual)]
+        kernels.outer_backward[chunks.count, H](
+            *tiles, *(_blocks(x, 64, 128) for (x,) in (states, states_d)), kept.coefficients,
+            dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
+        )  # fmt: skip
+        return dq, dk, sums, inner
 
     def _scan(
         self,

@@ -106,18 +106,18 @@ def load_row(x, layout: gl.constexpr):
 
 
 @gluon.jit
-def ring(x_tma):
-    """Room for two blocks, and what tells when each has arrived."""
-    room = gl.allocate_shared_memory(x_tma.dtype, [2] + x_tma.block_type.shape, x_tma.layout)  # noqa: RUF005
-    arrived = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
+def ring(x_tma, count: gl.constexpr = 2):
+    """Room for some blocks, and what tells when each has arrived."""
+    room = gl.allocate_shared_memory(x_tma.dtype, [count] + x_tma.block_type.shape, x_tma.layout)  # noqa: RUF005
+    arrived = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(count):
         mbarrier.init(arrived.index(slot), count=1)
     return room, arrived
 
 
 @gluon.jit
-def wait(arrived, step):
-    mbarrier.wait(arrived.index(step % 2), (step // 2) % 2)
+def wait(arrived, step, count: gl.constexpr = 2):
+    mbarrier.wait(arrived.index(step % count), (step // count) % 2)
 
 
 @gluon.jit(do_not_specialize=["span"])
@@ -161,66 +161,67 @@ def scan(
     nothing = gl.zeros([C, BV], gl.float32, tile)
     nothing_wide = gl.zeros([C, 2 * BV], gl.float32, wide)
 
-    for step in range(-1, count):
-        ahead = step + 1  # its operands start on their way
-        go = ahead < count
-        slot = ahead % 2
-        square = ((chunk_0 + ahead) * H + h) * C
-        token = token_0 + ahead * C
-        mbarrier.expect(k_arrived.index(slot), 2 * C * K, pred=go)
-        mbarrier.expect(q_arrived.index(slot), 2 * C * K, pred=go)
-        mbarrier.expect(v_arrived.index(slot), 2 * C * BV, pred=go)
-        mbarrier.expect(inverse_arrived.index(slot), 2 * C * C, pred=go)
-        mbarrier.expect(scores_arrived.index(slot), 2 * C * C, pred=go)
-        copy_in(k_tma, [token, h * K], k_arrived.index(slot), k_s.index(slot), pred=go)
-        copy_in(v_tma, [token, h * V + block * BV], v_arrived.index(slot), v_s.index(slot), pred=go)
-        copy_in(inverse_tma, [square, 0], inverse_arrived.index(slot), inverse_s.index(slot), pred=go)
-        copy_in(q_tma, [token, h * K], q_arrived.index(slot), q_s.index(slot), pred=go)
-        copy_in(scores_tma, [square, 0], scores_arrived.index(slot), scores_s.index(slot), pred=go)
-        if step >= 0:
-            slot = step % 2
-            at = coefficients + ((chunk_0 + step) * H + h).to(gl.int64) * 6 * C
-            rows = length - step * C
-            last = at + gl.minimum(rows, C) - 1
-            a, b = load_row(at + A * C, tile), load_row(at + B * C, tile)
-            b_read = load_row(at + B_READ * C, tile)
-            to_S, to_M = load_row(at + TO_S * C, tile), load_row(at + TO_M * C, tile)
-            a_C, b_C = gl.load(last + A * C), gl.load(last + B * C)
-            u_C = gl.load(last + U * C)
-            if (step > 0) & (step % span == 0):
-                mark = (step // span - 1) * gl.num_programs(1).to(gl.int64) * K * V + own
-                store_states(Z, marks_S + mark, marks_M + mark, K, V, BV, block, num_warps)
-            Z_s.store(Z.to(dtype))
-            fence_async_shared()
-            wait(k_arrived, step)
-            k_i = k_s.index(slot)
-            KZ = warpgroup_mma(k_i, Z_s, nothing_wide, use_acc=False, is_async=True)
-            wait(v_arrived, step)
-            v_i = v_s.index(slot).load(tile).to(gl.float32)
-            S, M = halves(Z, half)
-            Z = joined(a_C * S - b_C * M, u_C * M, both)
-            KZ = warpgroup_mma_wait(0, deps=[KZ])
-            KS, KM = halves(KZ, tile)
-            R_s.store((v_i - a * KS + b_read * KM).to(dtype))
-            fence_async_shared()
-            wait(inverse_arrived, step)
-            x = warpgroup_mma(inverse_s.index(slot), R_s, nothing, use_acc=False, is_async=True)
-            wait(q_arrived, step)
-            QZ = warpgroup_mma(q_s.index(slot), Z_s, nothing_wide, use_acc=False, is_async=True)
-            x = warpgroup_mma_wait(1, deps=[x])
-            into_s.store(joined((to_S * x).to(dtype), (-to_M * x).to(dtype), wide))
-            x_s.store(x.to(dtype))
-            fence_async_shared()
-            Z = warpgroup_mma(k_i.permute((1, 0)), into_s, Z, is_async=True)
-            at_V = ((token_0 + step * C).to(gl.int64) * H + h) * V
-            mask = (gl.arange(0, C, gl.SliceLayout(1, tile)) < rows)[:, None]
-            gl.store(token_pointers(residual + at_V, V, H, BV, block, tile), x.to(dtype), mask=mask)
-            QZ = warpgroup_mma_wait(1, deps=[QZ])
-            QS, QM = halves(QZ, tile)
-            wait(scores_arrived, step)
-            o_i = warpgroup_mma(scores_s.index(slot), x_s, scale * (a * QS - b * QM), is_async=True)
-            Z, o_i = warpgroup_mma_wait(0, deps=[Z, o_i])
-            gl.store(token_pointers(o + at_V, V, H, BV, block, tile), o_i.to(dtype), mask=mask)
+    for part in range((count + span - 1) // span):
+        if part > 0:
+            mark = (part - 1) * gl.num_programs(1).to(gl.int64) * K * V + own
+            store_states(Z, marks_S + mark, marks_M + mark, K, V, BV, block, num_warps)
+        for step in range(gl.where(part > 0, part * span, -1), gl.minimum((part + 1) * span, count)):
+            ahead = step + 1  # its operands start on their way
+            go = ahead < count
+            slot = ahead % 2
+            square = ((chunk_0 + ahead) * H + h) * C
+            token = token_0 + ahead * C
+            mbarrier.expect(k_arrived.index(slot), 2 * C * K, pred=go)
+            mbarrier.expect(q_arrived.index(slot), 2 * C * K, pred=go)
+            mbarrier.expect(v_arrived.index(slot), 2 * C * BV, pred=go)
+            mbarrier.expect(inverse_arrived.index(slot), 2 * C * C, pred=go)
+            mbarrier.expect(scores_arrived.index(slot), 2 * C * C, pred=go)
+            copy_in(k_tma, [token, h * K], k_arrived.index(slot), k_s.index(slot), pred=go)
+            copy_in(v_tma, [token, h * V + block * BV], v_arrived.index(slot), v_s.index(slot), pred=go)
+            copy_in(inverse_tma, [square, 0], inverse_arrived.index(slot), inverse_s.index(slot), pred=go)
+            copy_in(q_tma, [token, h * K], q_arrived.index(slot), q_s.index(slot), pred=go)
+            copy_in(scores_tma, [square, 0], scores_arrived.index(slot), scores_s.index(slot), pred=go)
+            if step >= 0:
+                slot = step % 2
+                at = coefficients + ((chunk_0 + step) * H + h).to(gl.int64) * 6 * C
+                rows = length - step * C
+                last = at + gl.minimum(rows, C) - 1
+                a, b = load_row(at + A * C, tile), load_row(at + B * C, tile)
+                b_read = load_row(at + B_READ * C, tile)
+                to_S, to_M = load_row(at + TO_S * C, tile), load_row(at + TO_M * C, tile)
+                a_C, b_C = gl.load(last + A * C), gl.load(last + B * C)
+                u_C = gl.load(last + U * C)
+                Z_s.store(Z.to(dtype))
+                fence_async_shared()
+                wait(k_arrived, step)
+                k_i = k_s.index(slot)
+                KZ = warpgroup_mma(k_i, Z_s, nothing_wide, use_acc=False, is_async=True)
+                wait(v_arrived, step)
+                v_i = v_s.index(slot).load(tile).to(gl.float32)
+                S, M = halves(Z, half)
+                Z = joined(a_C * S - b_C * M, u_C * M, both)
+                KZ = warpgroup_mma_wait(0, deps=[KZ])
+                KS, KM = halves(KZ, tile)
+                R_s.store((v_i - a * KS + b_read * KM).to(dtype))
+                fence_async_shared()
+                wait(inverse_arrived, step)
+                x = warpgroup_mma(inverse_s.index(slot), R_s, nothing, use_acc=False, is_async=True)
+                wait(q_arrived, step)
+                QZ = warpgroup_mma(q_s.index(slot), Z_s, nothing_wide, use_acc=False, is_async=True)
+                x = warpgroup_mma_wait(1, deps=[x])
+                into_s.store(joined((to_S * x).to(dtype), (-to_M * x).to(dtype), wide))
+                x_s.store(x.to(dtype))
+                fence_async_shared()
+                Z = warpgroup_mma(k_i.permute((1, 0)), into_s, Z, is_async=True)
+                at_V = ((token_0 + step * C).to(gl.int64) * H + h) * V
+                mask = (gl.arange(0, C, gl.SliceLayout(1, tile)) < rows)[:, None]
+                gl.store(token_pointers(residual + at_V, V, H, BV, block, tile), x.to(dtype), mask=mask)
+                QZ = warpgroup_mma_wait(1, deps=[QZ])
+                QS, QM = halves(QZ, tile)
+                wait(scores_arrived, step)
+                o_i = warpgroup_mma(scores_s.index(slot), x_s, scale * (a * QS - b * QM), is_async=True)
+                Z, o_i = warpgroup_mma_wait(0, deps=[Z, o_i])
+                gl.store(token_pointers(o + at_V, V, H, BV, block, tile), o_i.to(dtype), mask=mask)
     store_states(Z, final_S + own, final_M + own, K, V, BV, block, num_warps)
 
 
@@ -271,7 +272,8 @@ def restore(
             tma.store_wait(0)  # of the step before
             Z_s.store(Z.to(dtype))
             wait(x_arrived, step)
-            x = x_s.index(slot).load(tile).to(gl.float32)
+            exists = (gl.arange(0, C, gl.SliceLayout(1, tile)) < length - step * C)[:, None]
+            x = gl.where(exists, x_s.index(slot).load(tile).to(gl.float32), 0.0)
             into_s.store(joined((to_S * x).to(dtype), (-to_M * x).to(dtype), wide))
             fence_async_shared()
             copy_out(states_tma, [((slot_0 + step) * H + h) * K, 2 * block * BV], Z_s)
@@ -387,3 +389,139 @@ def reverse_scan(
     if initial_dS is not None:
         store_states(dZ, initial_dS + own, initial_dM + own, K, V, BV, block, num_warps)
     tma.store_wait(0)
+
+
+@gluon.jit
+def folded(x):
+    """Sums pairs of columns that one thread holds; what is left is summed at the end."""
+    W: gl.constexpr = x.shape[1]
+    return gl.sum(gl.reshape(x, [x.shape[0], W // 32, 2, 16]), 2)
+
+
+@gluon.jit
+def total(x):
+    return gl.sum(gl.sum(gl.sum(x, 2), 1), 0)
+
+
+@gluon.jit(do_not_specialize=["N"])
+def outer_backward(
+    q_tma, k_tma, do_tma, dr_tma, residual_tma, states_tma, states_d_tma, coefficients,
+    dq, dk, sums, inner, owner, slots, first, begin, end, N, scale,
+    H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, num_warps: gl.constexpr,
+):  # fmt: skip
+    """What dQ, dK and the coefficients get from the states before (S, M) and after (dS, dM) the chunk; as in
+    v3_kernels, but one program for all of a chunk's key channels, so that there is one K block of sums."""
+    W: gl.constexpr = 64  # channels of a tile, of keys and of values
+    DEPTH: gl.constexpr = 3
+    slot, h = gl.program_id(0), gl.program_id(1)
+    n = gl.load(owner + slot)
+    if n >= N:
+        return
+    i = slot - gl.load(slots + n)
+    token = gl.load(begin + n) + i * C
+    chunk = gl.load(first + n) + i
+    tile: gl.constexpr = tile_layout(W, num_warps)
+    wide: gl.constexpr = tile_layout(2 * W, num_warps)
+    q_s, q_arrived = ring(q_tma, 1)
+    k_s, k_arrived = ring(k_tma, 1)
+    do_s, do_arrived = ring(do_tma, DEPTH)
+    dr_s, dr_arrived = ring(dr_tma, DEPTH)
+    x_s, x_arrived = ring(residual_tma, DEPTH)
+    Z_s, Z_arrived = ring(states_tma, DEPTH)
+    dZ_s, dZ_arrived = ring(states_d_tma, DEPTH)
+    fence_async_shared()
+    at_slot = slot.to(gl.int64) * H + h
+    state = (slot * H + h) * K
+    at = coefficients + (chunk * H + h).to(gl.int64) * 6 * C
+    a, b = load_row(at + A * C, tile), load_row(at + B * C, tile)
+    b_read = load_row(at + B_READ * C, tile)
+    to_S, to_M = load_row(at + TO_S * C, tile), load_row(at + TO_M * C, tile)
+    zero_row = gl.zeros([C], gl.float32, gl.SliceLayout(1, tile))
+    D_a, D_b, D_b_read, D_to_S, D_to_M = zero_row, zero_row, zero_row, zero_row, zero_row
+    zero = gl.zeros([C, W], gl.float32, tile)
+    doS, doM, drS, drM, xdS, xdM = zero, zero, zero, zero, zero, zero
+    dS_S, dS_M, dM_M = folded(zero), folded(zero), folded(zero)
+    tiles: gl.constexpr = V // W
+    count: gl.constexpr = K // W * tiles
+
+    for step in range(1 - DEPTH, count):
+        ahead = step + DEPTH - 1  # its operands start on their way
+        go = ahead < count
+        place = ahead % DEPTH
+        channel, value = ahead // tiles * W, ahead % tiles * W
+        mbarrier.expect(do_arrived.index(place), 2 * C * W, pred=go)
+        mbarrier.expect(dr_arrived.index(place), 2 * C * W, pred=go)
+        mbarrier.expect(x_arrived.index(place), 2 * C * W, pred=go)
+        mbarrier.expect(Z_arrived.index(place), 4 * W * W, pred=go)
+        mbarrier.expect(dZ_arrived.index(place), 4 * W * W, pred=go)
+        copy_in(do_tma, [token, h * V + value], do_arrived.index(place), do_s.index(place), pred=go)
+        copy_in(dr_tma, [token, h * V + value], dr_arrived.index(place), dr_s.index(place), pred=go)
+        copy_in(residual_tma, [token, h * V + value], x_arrived.index(place), x_s.index(place), pred=go)
+        copy_in(states_tma, [state + channel, 2 * value], Z_arrived.index(place), Z_s.index(place), pred=go)
+        copy_in(
+            states_d_tma, [state + channel, 2 * value], dZ_arrived.index(place), dZ_s.index(place), pred=go
+        )
+        if step >= 0:
+            place = step % DEPTH
+            channel = step // tiles * W
+            fresh = step % tiles == 0
+            mbarrier.expect(q_arrived.index(0), 2 * C * W, pred=fresh)
+            mbarrier.expect(k_arrived.index(0), 2 * C * W, pred=fresh)
+            copy_in(q_tma, [token, h * K + channel], q_arrived.index(0), q_s.index(0), pred=fresh)
+            copy_in(k_tma, [token, h * K + channel], k_arrived.index(0), k_s.index(0), pred=fresh)
+            wait(Z_arrived, step, DEPTH)
+            wait(dZ_arrived, step, DEPTH)
+            wait(do_arrived, step, DEPTH)
+            wait(dr_arrived, step, DEPTH)
+            wait(x_arrived, step, DEPTH)
+            Z_i, dZ_i = Z_s.index(place), dZ_s.index(place)
+            for j in gl.static_range(W // 16):
+                S_j = Z_i.slice(32 * j, 16, dim=1).permute((1, 0))
+                M_j = Z_i.slice(32 * j + 16, 16, dim=1).permute((1, 0))
+                dS_j = dZ_i.slice(32 * j, 16, dim=1).permute((1, 0))
+                dM_j = dZ_i.slice(32 * j + 16, 16, dim=1).permute((1, 0))
+                do_j = do_s.index(place).slice(16 * j, 16, dim=1)
+                dr_j = dr_s.index(place).slice(16 * j, 16, dim=1)
+                x_j = x_s.index(place).slice(16 * j, 16, dim=1)
+                doS = warpgroup_mma(do_j, S_j, doS, is_async=True)
+                doM = warpgroup_mma(do_j, M_j, doM, is_async=True)
+                drS = warpgroup_mma(dr_j, S_j, drS, is_async=True)
+                drM = warpgroup_mma(dr_j, M_j, drM, is_async=True)
+                xdS = warpgroup_mma(x_j, dS_j, xdS, is_async=True)
+                xdM = warpgroup_mma(x_j, dM_j, xdM, is_async=True)
+            S, M = halves(Z_i.load(wide), tile)
+            dS, dM = halves(dZ_i.load(wide), tile)
+            S, M, dS, dM = S.to(gl.float32), M.to(gl.float32), dS.to(gl.float32), dM.to(gl.float32)
+            dS_S += folded(dS * S)
+            dS_M += folded(dS * M)
+            dM_M += folded(dM * M)
+            doS, doM, drS, drM, xdS, xdM = warpgroup_mma_wait(0, deps=[doS, doM, drS, drM, xdS, xdM])
+            if step % tiles == tiles - 1:
+                wait(q_arrived, step // tiles, 1)
+                wait(k_arrived, step // tiles, 1)
+                q_i = q_s.index(0).load(tile).to(gl.float32)
+                k_i = k_s.index(0).load(tile).to(gl.float32)
+                out = at_slot * C * K + channel
+                gl.store(token_pointers(dq + out, K, 1, W, 0, tile), scale * (a * doS - b * doM))
+                gl.store(
+                    token_pointers(dk + out, K, 1, W, 0, tile),
+                    b_read * drM - a * drS + to_S * xdS - to_M * xdM,
+                )
+                D_a += gl.sum(scale * q_i * doS - k_i * drS, 1)
+                D_b -= gl.sum(scale * q_i * doM, 1)
+                D_b_read += gl.sum(k_i * drM, 1)
+                D_to_S += gl.sum(k_i * xdS, 1)
+                D_to_M += gl.sum(k_i * xdM, 1)
+                doS, doM, drS, drM, xdS, xdM = zero, zero, zero, zero, zero, zero
+
+    row = gl.arange(0, C, gl.SliceLayout(1, tile))
+    exists = row < gl.load(end + n) - token
+    at = sums + at_slot * 5 * C + row
+    gl.store(at, gl.where(exists, D_a, 0.0))
+    gl.store(at + C, gl.where(exists, D_b, 0.0))
+    gl.store(at + 2 * C, gl.where(exists, D_b_read, 0.0))
+    gl.store(at + 3 * C, gl.where(exists, D_to_S, 0.0))
+    gl.store(at + 4 * C, gl.where(exists, D_to_M, 0.0))
+    gl.store(inner + at_slot * 3, total(dS_S))
+    gl.store(inner + at_slot * 3 + 1, total(dS_M))
+    gl.store(inner + at_slot * 3 + 2, total(dM_M))
