@@ -83,6 +83,7 @@ def _accuracy(params: Params, tested: list[Sweep], name: str, title: str) -> Dra
                     markersize=4,
                     markerfacecolor="none" if sweep.mark else colour,
                     clip_on=False,
+                    label=sweep.title,
                 )
             panel.set_xticks(range(len(names)), [part.replace("x", "\n") for part in names], fontsize=8)
             panel.set_xlabel("tokens, pairs of key and value")
@@ -103,9 +104,12 @@ def _course(params: Params, tested: list[Sweep], name: str, title: str) -> Drawi
                 colour, dashes = line_style(params, sweep.model)
                 run = sweep.chosen[0]
                 for panel, key in ((loss, "train/loss"), (norm, "train/grad_norm_max")):
-                    panel.plot(*run.series(key), color=colour, linestyle=dashes, linewidth=1.5)
+                    panel.plot(
+                        *run.series(key), color=colour, linestyle=dashes, linewidth=1.5, label=sweep.title
+                    )
                 if first := run.metrics.get("first_nonfinite_step"):
-                    norm.plot([first], [1.0], "x", color=colour, markersize=7, clip_on=False)
+                    mark = f"{sweep.title}: first step without a finite gradient"
+                    norm.plot([first], [1.0], "x", color=colour, markersize=7, clip_on=False, label=mark)
             norm.set_yscale("log")
             norm.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
             norm.yaxis.set_major_formatter("{x:g}")
