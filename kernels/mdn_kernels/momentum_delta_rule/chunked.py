@@ -25,8 +25,8 @@ from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 
 CHUNK = kernels.C.value
 # The backward goes through long sequences in spans of at most SPAN_ELEMENTS (tokens × heads × K × V, of all
-# sequences), so that chunk states exist for one span at a time; but in no less than SPAN_TOKENS of each sequence,
-# because the states between spans are kept from the forward.
+# sequences), so that chunk states exist for one span at a time; but in no less than SPAN_TOKENS of each
+# sequence, because the states between spans are kept from the forward.
 SPAN_ELEMENTS = 8192 * 6 * 256 * 512
 SPAN_TOKENS = 1024
 
@@ -95,7 +95,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int, int]:
-        """Chunks (of packed sequences the most that there can be), spans, and chunks of a sequence in a span."""
+        """Chunks (of packed sequences the most there can be), spans, and chunks of a sequence in a span."""
         B, T, H, K = q.shape
         if cu_seqlens is not None:
             chunks = T // CHUNK + cu_seqlens.shape[0] - 1

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mdn.evaluation.scoring import Progress, precision, quiet
+from mdn.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from mdn.mixers import State
@@ -67,6 +68,8 @@ def _decode_group(
     with precision(device):
         for ids_BT in shared_BT.split(max(1, batch_tokens // len(group)), dim=1):
             h_BTD, states = model.hidden(ids_BT, states)
+        assert states is not None
+        decoder = Decoder(model, states)
         going = set(group)
         while going:
             next_B = _greedy(model, h_BTD)
@@ -79,7 +82,7 @@ def _decode_group(
                         going.remove(n)
             read += 1
             if going:
-                h_BTD, states = model.hidden(torch.tensor(next_B, device=device)[:, None], states)
+                h_BTD = decoder(torch.tensor(next_B, device=device)[:, None])
 
 
 def _greedy(model: LanguageModel, h_BTD: Tensor) -> list[int]:
