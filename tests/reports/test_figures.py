@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,14 @@ def test_a_long_training_does_not_make_a_large_figure(params: Params, runs: Path
 
 def test_scales_without_a_log_have_no_figure(params: Params, tmp_path: Path):
     assert drawings(params, read_runs(params, tmp_path)) == []
+
+
+def test_every_figure_can_be_read_on_the_page(params: Params, runs: Path):
+    drawn = drawings(params, read_runs(params, runs))
+    assert drawn
+    for drawing in drawn:
+        series = [series for panel in drawing.readings.panels for series in panel.series]
+        assert any(series.boxes for series in series), drawing.name
+        assert {name for series in series for name in series.ids} <= set(
+            re.findall(r'<g id="(\w+)"', drawing.svg)
+        )

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mdn.config import Params
-from mdn.tracking.record import Record
+from mdn.tracking.record import ARCHIVE, Record
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ class Run:
         """config.yaml as it was written: a run may be older than today's options."""
         found = OmegaConf.to_container(OmegaConf.create(self.config_text))
         return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def title(self) -> str:
+        """scale/model, also of a run in the archive, whose folder is called otherwise."""
+        name = f"{self.config.get('scale', self.scale)}/{self.config.get('name', self.name)}"
+        return name if self.folder.name == name.split("/")[1] else f"{name} ({self.folder.name[:12]})"
 
     @property
     def last_step(self) -> int:
@@ -124,6 +130,13 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
                 other = read_run(at, scale, name, campaign)
                 found[scale, name] = run if other.state == "absent" else other
     return found
+
+
+def recorded(root: Path) -> list[Run]:
+    """Every run folder under `root`, those in the archive last."""
+    found = [*sorted(root.glob("*/*/manifest.json")), *sorted((root / ARCHIVE).glob("*/*/*/manifest.json"))]
+    places = [path.parent for path in found]
+    return [read_run(place.parent.parent, place.parent.name, place.name) for place in places]
 
 
 def active(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list[str]:
