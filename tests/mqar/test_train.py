@@ -92,6 +92,7 @@ def test_a_training_leaves_a_whole_record_and_is_adopted_afterwards(cell: Cell, 
     assert manifest["kernels"]["momentum_delta_rule"] == "v2_segsum"
     assert manifest["fingerprint"] == cell.fingerprint()
     assert manifest["cut"] is None
+    assert "plan --scale tiny --cell mdn/w16-lr1.0e-02-s1 | " in manifest["command"]
     assert [line["step"] for line in record.log() if "validation/accuracy" in line] == [3, 6]
     before = (record.folder / "metrics.json").stat().st_mtime_ns
     train(cell, runs=tmp_path / "runs", data=data)

@@ -121,7 +121,7 @@ def train(cell: Cell, *, runs: Path, data: Path, deadline: float = math.inf) -> 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(cell.seed)
     model = build(cell).to(device)
-    _rehearse(model, device)
+    _rehearse(model, open_split(data, cell.data, "validation"), device)
     index = read_index(data)
     code, digest = code_digest(), index["digest"][:12]
     record, todo = open_record(runs, cell, data=digest, code=code)
@@ -310,18 +310,20 @@ def _named(prefix: str, values: dict[str, float]) -> dict[str, float]:
     return {prefix + name: value for name, value in values.items()}
 
 
-def _rehearse(model: LanguageModel, device: torch.device) -> None:
-    """One tiny pass: what cannot run fails here, and the operators' modules are loaded, so that the code
-    digest covers them."""
-    with torch.no_grad(), autocast(device):
-        model.hidden(torch.zeros(1, 8, dtype=torch.long, device=device))
+def _rehearse(model: LanguageModel, parts: list[Recall], device: torch.device) -> None:
+    """A few examples of every length: what cannot run fails here, the operators' modules are loaded, so that
+    the code digest covers them, and kernels are compiled, so that the first evaluation is timed without it."""
+    few = [Recall(part.ids_NT[:2], part.queries_NP[:2], part.answers_NP[:2]) for part in parts]
+    accuracy(model, few, device)
 
 
 def _describe(record: Record, cell: Cell, model: LanguageModel, digests: dict[str, str]) -> dict[str, Any]:
     """config.yaml (JSON, which YAML includes) and manifest.json, before the first step; returns the
     latter."""
     write_json(record.folder / "config.yaml", asdict(cell))
+    scale = cell.scale.removeprefix("mqar-")
     manifest = {
+        "command": f"python -m mdn.mqar plan --scale {scale} --cell {cell.name} | python -m mdn.mqar run -",
         "fingerprint": cell.fingerprint(),
         **digests,
         "kernels": {version.op: version.name for version in loaded()},
