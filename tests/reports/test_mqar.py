@@ -189,7 +189,7 @@ def test_a_language_model_of_another_machine_fills_its_cells(params: Params, mad
     runs = read_runs(params, tmp_path / "runs", made.parent)
     assert runs["smoke", "mdn"].state == "finished"
     assert runs["smoke", "mdn"].campaign == "runs"
-    assert runs["smoke", "comba"].evaluations.keys() == {"lm", "commonsense"}
+    assert runs["smoke", "comba"].evaluations.keys() >= {"lm", "commonsense"}
 
 
 def test_the_figure_has_a_panel_a_width_and_a_line_a_model(params: Params, root: Path):

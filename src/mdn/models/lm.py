@@ -39,7 +39,9 @@ class LanguageModel(nn.Module):
         self.run = run
         kernel = None if run.kernel == "auto" else run.kernel
         self.mixers = expand(run.pattern, run.shape.layers)
-        self.embedding = nn.Embedding(vocabulary, run.d_model)
+        # Without values: torch would draw its own, and import its compiler for that on the meta device.
+        empty = torch.empty(vocabulary, run.d_model)
+        self.embedding = nn.Embedding.from_pretrained(empty, freeze=False)
         self.blocks = nn.ModuleList()
         for name in self.mixers:
             mixer = mixer_class(name)(run.d_model, run.shape, run.mixer_options(name), kernel)

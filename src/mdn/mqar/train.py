@@ -311,8 +311,8 @@ def _named(prefix: str, values: dict[str, float]) -> dict[str, float]:
 
 
 def _rehearse(model: LanguageModel, parts: list[Recall], device: torch.device) -> None:
-    """A few examples of every length: what cannot run fails here, the operators' modules are loaded, so that
-    the code digest covers them, and kernels are compiled, so that the first evaluation is timed without it."""
+    """A few examples of every length: what cannot run fails here; operators' modules are loaded, so that the
+    code digest covers them; kernels are compiled, so that the first evaluation is timed without it."""
     few = [Recall(part.ids_NT[:2], part.queries_NP[:2], part.answers_NP[:2]) for part in parts]
     accuracy(model, few, device)
 
