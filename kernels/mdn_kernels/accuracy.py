@@ -29,7 +29,7 @@ def measure(names: Sequence[str], device: str = "cpu") -> dict[str, Any]:
         ValueError: for a version that does not exist or does not run on the device.
     """
     for name in names:
-        misfit = get(OP, name).misfit(device, torch.float32, KEY, VALUE)
+        misfit = get(OP, name).misfit(device, torch.float32, KEY, VALUE, TOKENS)
         if misfit:
             raise ValueError(f"{OP} {name} {misfit}")
     rows = []
@@ -69,7 +69,7 @@ def timing(names: Sequence[str], device: str = "cpu") -> dict[str, Any]:
     """Time and memory of versions in turns, right ones and wrong ones, at one shape: a record like that of
     `mdn_kernels.bench`, which is the one to use for figures to keep."""
     dtype, shape = (torch.bfloat16, CUDA_SHAPES[0]) if device == "cuda" else (torch.float32, CPU_SHAPES[0])
-    contenders = [Contender(name, momentum_delta_rule, momentum_delta_rule, name) for name in names]
+    contenders = [Contender(name, momentum_delta_rule, name) for name in names]
     return environment(device) | {"results": time_shape(contenders, shape, dtype, device, turns=2)}
 
 
@@ -90,7 +90,7 @@ def ranges(gates: str) -> str:
 
 def runnable(device: str = "cpu") -> list[str]:
     """The versions that run on a device in float32, oldest first."""
-    return [v.name for v in versions(OP) if v.misfit(device, torch.float32, KEY, VALUE) is None]
+    return [v.name for v in versions(OP) if v.misfit(device, torch.float32, KEY, VALUE, TOKENS) is None]
 
 
 if __name__ == "__main__":

@@ -50,6 +50,18 @@ register(
         note="v3_triton with scans in Gluon that never wait for memory",
     )
 )
+register(
+    KernelVersion(
+        op=OP,
+        name="step_triton",
+        module=f"{__name__}.step_triton",
+        devices=("cuda",),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        max_key=256,
+        decodes=True,
+        note="decoding: one token in one launch, each state read and written once",
+    )
+)
 
 
 def momentum_delta_rule(

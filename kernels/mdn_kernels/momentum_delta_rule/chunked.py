@@ -24,10 +24,11 @@ from mdn_kernels.common.normalize import l2norm
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 
 CHUNK = kernels.C.value
-# The backward holds the chunk states of about SPAN_TOKENS tokens of all sequences at a time, but goes through
-# each sequence in steps of no less than SPAN_AT_LEAST: the states between spans are kept from the forward.
-SPAN_TOKENS = 8192
-SPAN_AT_LEAST = 1024
+# The backward goes through long sequences in spans of at most SPAN_ELEMENTS (tokens × heads × K × V, of all
+# sequences), so that chunk states exist for one span at a time; but in no less than SPAN_TOKENS of each
+# sequence, because the states between spans are kept from the forward.
+SPAN_ELEMENTS = 8192 * 6 * 256 * 512
+SPAN_TOKENS = 1024
 
 Launch = dict[str, int | str]
 Pair = tuple[Tensor, Tensor]  # of S and of M
@@ -66,21 +67,21 @@ class Layout(NamedTuple):
     span: int
 
     @classmethod
-    def of(cls, q: Tensor, cu_seqlens: Tensor | None) -> "Layout":
+    def of(cls, q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> "Layout":
+        count, _, span = cls.sizes(q, v, cu_seqlens)
         if cu_seqlens is None:
-            return cls._of_batch(*q.shape[:2], q.device)
-        count, _ = cls.sizes(q, cu_seqlens)
+            return cls._of_batch(*q.shape[:2], span, q.device)
         ends = cu_seqlens.to(q.device, torch.int32)
         last = ((ends.diff() + CHUNK - 1) // CHUNK).cumsum(0, dtype=torch.int32)
         first = F.pad(last[:-1], (1, 0))
         slot = torch.arange(count, device=q.device, dtype=torch.int32)
         owner = torch.searchsorted(last, slot, right=True).int()
         whole = Chunks(owner, first, first, ends[:-1], ends[1:])
-        return cls(whole, (whole,), count)
+        return cls(whole, (whole,), span)
 
     @classmethod
     @cache
-    def _of_batch(cls, B: int, T: int, device: torch.device) -> "Layout":
+    def _of_batch(cls, B: int, T: int, span: int, device: torch.device) -> "Layout":
         each, sequence = triton.cdiv(T, CHUNK), torch.arange(B, device=device, dtype=torch.int32)
 
         def part(start: int, stop: int) -> Chunks:
@@ -89,18 +90,19 @@ class Layout(NamedTuple):
             begin, end = sequence * T + start * CHUNK, sequence * T + min(stop * CHUNK, T)
             return Chunks(owner, sequence * size, sequence * each + start, begin, end)
 
-        span = max(SPAN_AT_LEAST, triton.cdiv(SPAN_TOKENS, B)) // CHUNK
         spans = tuple(part(start, min(start + span, each)) for start in range(0, each, span))
         return cls(part(0, each), spans, span)
 
     @staticmethod
-    def sizes(q: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int]:
-        """Numbers of chunks and spans; of packed sequences the most chunks that there can be."""
-        B, T = q.shape[:2]
+    def sizes(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, int, int]:
+        """Chunks (of packed sequences the most there can be), spans, and chunks of a sequence in a span."""
+        B, T, H, K = q.shape
         if cu_seqlens is not None:
-            return T // CHUNK + cu_seqlens.shape[0] - 1, 1
-        span = max(SPAN_AT_LEAST, triton.cdiv(SPAN_TOKENS, B)) // CHUNK
-        return B * triton.cdiv(T, CHUNK), triton.cdiv(triton.cdiv(T, CHUNK), span)
+            chunks = T // CHUNK + cu_seqlens.shape[0] - 1
+            return chunks, 1, chunks
+        span = max(SPAN_TOKENS, SPAN_ELEMENTS // (B * H * K * v.shape[-1])) // CHUNK
+        each = triton.cdiv(T, CHUNK)
+        return B * each, triton.cdiv(each, span), span
 
 
 class Kept(NamedTuple):
@@ -116,7 +118,7 @@ class Kept(NamedTuple):
     def empty(cls, q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> "Kept":
         (H, K), V = q.shape[2:], v.shape[-1]
         N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        chunks, spans = Layout.sizes(q, cu_seqlens)
+        chunks, spans, _ = Layout.sizes(q, v, cu_seqlens)
         squares = pair(q, chunks, H, CHUNK, CHUNK)
         coefficients = q.new_empty(chunks, H, 6, CHUNK, dtype=torch.float32)
         return cls(*squares, coefficients, *pair(q, spans - 1, N, H, K, V, dtype=torch.float32))
@@ -215,7 +217,7 @@ def _forward(
     `save_residual` is for the backward only.
     """
     H, K = q.shape[2:]
-    layout, kept = Layout.of(q, cu_seqlens), Kept.empty(q, v, cu_seqlens)
+    layout, kept = Layout.of(q, v, cu_seqlens), Kept.empty(q, v, cu_seqlens)
     options = tiles(q.dtype, K, K)
     del options["BV"]
     if q.dtype != torch.float32:
@@ -263,7 +265,7 @@ def _backward(
         options["num_stages"] = 3
     after: States = (dS, dM)
     with torch.cuda.device_of(q):
-        for number, chunks in reversed(list(enumerate(Layout.of(q, cu_seqlens).spans))):
+        for number, chunks in reversed(list(enumerate(Layout.of(q, values, cu_seqlens).spans))):
             before: States = (marks_S[number - 1], marks_M[number - 1]) if number else (S, M)
             states = scans.states(k, v, residual, kept, before, chunks)
             states_d, initial = scans.gradients(q, k, do, dr, kept, after, chunks, scale)

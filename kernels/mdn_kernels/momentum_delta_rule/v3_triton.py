@@ -34,6 +34,11 @@ def scan_tiles(dtype: torch.dtype, K: int, V: int) -> Launch:
     return tiles(dtype, K, V) | {"BK": BK, "BV": min(32, whole(V, dtype)), "num_warps": 4}
 
 
+def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
+    """For the record of a benchmark."""
+    return {"scans": scan_tiles(dtype, K, V), "others": tiles(dtype, K, V)}
+
+
 class _Scans:
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float

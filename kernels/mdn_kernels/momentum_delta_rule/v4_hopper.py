@@ -20,11 +20,13 @@ from mdn_kernels.momentum_delta_rule.chunked import (
     Chunks,
     ChunkStates,
     Kept,
+    Launch,
     Layout,
     Pair,
     States,
     operator,
     pair,
+    tiles,
 )
 
 WARPS = 8
@@ -33,6 +35,11 @@ WARPS = 8
 def _width(K: int, V: int) -> int:
     """BV, the value channels of a program: what shared memory holds."""
     return 64 if K <= 128 else 32
+
+
+def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
+    """For the record of a benchmark."""
+    return {"scans": {"BV": _width(K, V), "num_warps": WARPS}, "others": tiles(dtype, K, V)}
 
 
 @cache
@@ -123,9 +130,9 @@ class _Scans:
         dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
         sums = q.new_empty(chunks.count, H, 1, 5, CHUNK, dtype=torch.float32)
         inner = q.new_empty(chunks.count, H, 1, 3, dtype=torch.float32)
-        tiles = [_tokens(x, 64) for x in (q, k, do, dr, residual)]
+        inputs = [_tokens(x, 64) for x in (q, k, do, dr, residual)]
         kernels.outer_backward[chunks.count, H](
-            *tiles, *(_blocks(x, 64, 128) for (x,) in (states, states_d)), kept.coefficients,
+            *inputs, *(_blocks(x, 64, 128) for (x,) in (states, states_d)), kept.coefficients,
             dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
         )  # fmt: skip
         return dq, dk, sums, inner
