@@ -75,7 +75,7 @@ def test_latex_compiles_where_there_is_a_latex(rendered: Path, tmp_path: Path):
         pytest.skip("pdflatex is not installed")
     inputs = "\n".join(f"\\input{{{path}}}" for path in sorted((rendered / "tables").glob("*.tex")))
     (tmp_path / "all.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+        "\\documentclass{article}\\usepackage{amsmath,booktabs,graphicx}\\begin{document}\n"
         + inputs
         + "\n\\end{document}\n"
     )

@@ -32,14 +32,22 @@ from mdn_kernels.momentum_delta_rule.chunked import (
 WARPS = 8
 
 
-def _width(K: int, V: int) -> int:
-    """BV, the value channels of a program: what shared memory holds."""
-    return 64 if K <= 128 else 32
+def _width(K: int, V: int, scans: int) -> int:
+    """BV, the value channels of a program: what shared memory holds, unless few programs would be left.
+
+    scans: heads of all sequences.
+    """
+    return 64 if K <= 128 and V // 64 * scans >= 96 else 32
 
 
 def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
     """For the record of a benchmark."""
-    return {"scans": {"BV": _width(K, V), "num_warps": WARPS}, "others": tiles(dtype, K, V)}
+    return {"scans": {"num_warps": WARPS}, "others": tiles(dtype, K, V)}
+
+
+class _Blocks(TensorDescriptor):
+    def __post_init__(self) -> None:
+        """No checks: they cost as much as a launch, and what is described here is always in order."""
 
 
 @cache
@@ -48,17 +56,17 @@ def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout
     return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
 
 
-def _blocks(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def _blocks(x: Tensor, rows: int, columns: int) -> _Blocks:
     """x, seen as a matrix with the columns `x` has last, in blocks for bulk copies."""
-    return TensorDescriptor.from_tensor(x, [rows, columns], _layout(rows, columns, x.dtype))
+    return _Blocks(x, x.shape, x.stride(), [rows, columns], _layout(rows, columns, x.dtype))
 
 
-def _tokens(x: Tensor, columns: int) -> TensorDescriptor:
+def _tokens(x: Tensor, columns: int) -> _Blocks:
     """[B, T, H, channels] in blocks of a chunk by `columns` channels."""
     return _blocks(x.view(-1, x.shape[2] * x.shape[3]), CHUNK, columns)
 
 
-def _squares(x: Tensor) -> TensorDescriptor:
+def _squares(x: Tensor) -> _Blocks:
     return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
 
 
@@ -79,7 +87,7 @@ class _Scans:
         self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
     ) -> ChunkStates:
         (H, K), V = k.shape[2:], residual.shape[-1]
-        BV = _width(K, V)
+        BV = _width(K, V, chunks.sequences * H)
         if v is not None:
             unused = torch.empty_like(v)
             self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
@@ -102,7 +110,7 @@ class _Scans:
         scale: float,
     ) -> tuple[ChunkStates, Pair]:
         (H, K), V = q.shape[2:], do.shape[-1]
-        BV = _width(K, V)
+        BV = _width(K, V, chunks.sequences * H)
         states = _chunk_states(q, V, chunks)
         initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.reverse_scan[V // BV, chunks.sequences * H](
@@ -151,7 +159,7 @@ class _Scans:
         scale: float,
     ) -> Pair:
         (H, K), V = q.shape[2:], v.shape[-1]
-        BV = _width(K, V)
+        BV = _width(K, V, chunks.sequences * H)
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.scan[V // BV, chunks.sequences * H](
             _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),

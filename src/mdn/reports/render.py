@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from mdn.config import Params
-from mdn.reports import site
+from mdn.reports import rules, site
 from mdn.reports.across import across
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
@@ -32,6 +32,8 @@ def render(params: Params, root: Path, out: Path) -> Path:
     cells = frame(params, runs)
     formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
     files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
+    files[Path("tables", f"{rules.NAME}.md")] = rules.markdown(params).encode()
+    files[Path("tables", f"{rules.NAME}.tex")] = rules.latex(params).encode()
     scales = across(formatted)
     for grid in [*formatted, *filter(None, [scales])]:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):

@@ -1,5 +1,6 @@
 """Run folders as the report reads them. Nothing here computes or changes a result."""
 
+import gzip
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,6 +63,29 @@ class Run:
         commit = self.manifest.get("commit")
         return f"{commit} + local changes" if commit and self.manifest.get("dirty") else commit
 
+    def foreign(self, suite: str) -> bool:
+        """Is an evaluation there that is of another training than the one beside it?"""
+        evaluation = self.evaluations.get(suite, {})
+        weights, identity = self.manifest.get("weights"), evaluation.get("identity")
+        if evaluation and evaluation.get("fingerprint") != self.manifest.get("fingerprint"):
+            return True
+        return bool(weights and identity and not identity.startswith(f"{weights}-"))
+
+    def samples(self, suite: str) -> list[dict[str, Any]]:
+        """The rows that an evaluation of this training left beside its results.
+
+        Raises:
+            ValueError: if the file cannot be read; names it.
+        """
+        path = self.folder / "evaluation" / f"{suite}.samples.jsonl.gz"
+        if self.state != "finished" or self.foreign(suite) or not path.exists():
+            return []
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+        except (ValueError, OSError, EOFError) as error:
+            raise ValueError(f"{path}: not readable ({error}); repeat its stage") from None
+
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of one quantity of the log; a value that was not finite is left out."""
         found = [(line["step"], line[key]) for line in self.log if isinstance(line.get(key), int | float)]
@@ -114,6 +138,13 @@ def active(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list
     """Models that are asked for at a scale, or have been run there."""
     wanted = params.runs.get(scale, {})
     return [name for name in params.models if name in wanted or runs[scale, name].state != "absent"]
+
+
+def results(run: Run, suite: str) -> list[dict[str, Any]]:
+    """The rows of a suite's evaluation of this very training; none if there is no such evaluation."""
+    if run.state != "finished" or run.foreign(suite):
+        return []
+    return list(run.evaluations.get(suite, {}).get("results", []))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from mdn.config import Params
+from mdn.reports import rules
 from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
 from mdn.reports.kernels import Report
@@ -103,6 +104,8 @@ def render(
     )
     records = {f"{scale}/{name}": record(run) for (scale, name), run in runs.items() if run.state != "absent"}
     return environment.get_template("site.html").render(
+        params=params,
+        rules=rules,
         sections=sections,
         scales=scales,
         others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],

@@ -73,6 +73,7 @@ class Drawing:
     svg: str
     png: bytes
     readings: Readings
+    note: str = ""  # what to know to read it, behind the title
 
     def files(self) -> dict[str, bytes]:
         """By file name."""
@@ -105,9 +106,17 @@ def look() -> Iterator[None]:
         yield
 
 
-def written(figure: Figure, name: str, scale: str, title: str) -> Drawing:
+def margins(
+    figure: Figure, *, left: float, right: float, bottom: float, top: float, wspace: float, hspace: float = 0
+) -> None:
+    """Room around the panels in inches, between them in panels; matplotlib's own layouts take seconds."""
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace, hspace)
+
+
+def written(figure: Figure, name: str, scale: str, title: str, note: str = "") -> Drawing:
     """The figure as SVG (see-through, for the page) and PNG; inside `look`."""
     text, image, readings = io.StringIO(), io.BytesIO(), read(figure)
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     figure.savefig(image, format="png", dpi=160, metadata={"Software": None}, facecolor="white")
-    return Drawing(name, scale, title, text.getvalue(), image.getvalue(), readings)
+    return Drawing(name, scale, title, text.getvalue(), image.getvalue(), readings, note)
