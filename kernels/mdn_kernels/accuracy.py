@@ -29,7 +29,7 @@ def measure(names: Sequence[str], device: str = "cpu") -> dict[str, Any]:
         ValueError: for a version that does not exist or does not run on the device.
     """
     for name in names:
-        misfit = get(OP, name).misfit(device, torch.float32, KEY, VALUE)
+        misfit = get(OP, name).misfit(device, torch.float32, KEY, VALUE, TOKENS)
         if misfit:
             raise ValueError(f"{OP} {name} {misfit}")
     rows = []
@@ -90,7 +90,7 @@ def ranges(gates: str) -> str:
 
 def runnable(device: str = "cpu") -> list[str]:
     """The versions that run on a device in float32, oldest first."""
-    return [v.name for v in versions(OP) if v.misfit(device, torch.float32, KEY, VALUE) is None]
+    return [v.name for v in versions(OP) if v.misfit(device, torch.float32, KEY, VALUE, TOKENS) is None]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from mdn.config import Params
+from mdn.reports.render import render
+
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 LOADS = {"src", "srcset", "data", "action", "poster", "background"}
 
@@ -113,3 +116,36 @@ def test_departures_name_tokens_text_limit_and_kernel(page: Page):
 def test_text_of_a_failure_is_escaped(source: str):
     assert "loss is &lt;nan&gt; &amp; not finite" in source
     assert "<nan>" not in source
+
+
+def test_the_values_of_a_figure_point_at_groups_of_its_drawing(page: Page, source: str):
+    found = re.findall(
+        r'<figure id="([\w-]+)">.*?<script type="application/json">(.*?)</script>', source, re.S
+    )
+    assert {name for name, _ in found} >= {"loss-smoke", "loss-smoke-variants"}
+    for name, text in found:
+        told = json.loads(text)
+        groups = [i for panel in told["panels"] for series in panel["series"] for i in series["ids"]]
+        groups += [i for ids in told["legend"].values() for i in ids]
+        assert groups
+        assert {f"{name}-{group}" for group in groups} <= set(page.ids)
+
+
+def test_the_kernel_report_has_a_section_where_there_is_one(
+    params: Params, made: Path, tmp_path: Path, source: str
+):
+    assert 'id="kernels"' not in source
+    (tmp_path / "kernels").mkdir()
+    row = {"gates": "no mu bound", "ranges": "log μ ∈ (−8, 0)", "version": "v1_logspace"}
+    accuracy = {"device": "cpu", "torch": "2", "dtype": "float32", "shape": {"T": 1, "K": 1, "V": 1}}
+    accuracy |= {
+        "versions": [{"name": "v1_logspace", "note": "a <note>", "devices": ["cpu"], "automatic": False}]
+    }
+    accuracy |= {"rows": [row | {"outputs": None, "gradients": None}]}
+    (tmp_path / "kernels/record.json").write_text(json.dumps({"accuracy": accuracy, "timings": []}))
+    text = render(params, made, tmp_path).read_text()
+    page = Page(text)
+    assert "kernels" in page.ids
+    assert '<td class="wrong">not finite</td>' in text
+    assert "a &lt;note&gt;" in text
+    assert "#kernels" in page.links
