@@ -29,6 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--scale", action="append", help="only this one (may be given again)")
     command.set_defaults(run=_plan)
 
+    command = commands.add_parser(
+        "submit", parents=[common], help="start every missing training as a SLURM job"
+    )
+    command.add_argument("cells", nargs="*", metavar="scale/model", help="these, even if they are finished")
+    command.add_argument("--print", action="store_true", help="only print the batch scripts")
+    command.set_defaults(run=_submit)
+
     command = commands.add_parser("generate", parents=[common], help="continue a prompt with a trained model")
     command.add_argument("--run", dest="folder", type=Path, required=True, help="for example runs/smoke/mdn")
     command.add_argument("--prompt", required=True)
@@ -119,6 +126,22 @@ def _plan(options: argparse.Namespace) -> int:
                 f"{state_bytes(run, budget.context) / 2**20:,.3g} MiB",
             )
         Console().print(table)
+    return 0
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from mdn.training.submit import LOGS, missing, script, submit
+
+    params = load(options.params)
+    for scale, name, why_not in list(missing(params, options.cells)):
+        text = script(scale, name, params.scales[scale].machine, options.params)
+        if why_not is not None:
+            print(f"{scale}/{name}: {why_not}")
+        elif options.print:
+            print(text)
+        else:
+            number = submit(text)
+            print(f"{scale}/{name}: job {number}, prints to {LOGS}/{scale}-{name}-{number}.out")
     return 0
 
 

@@ -19,6 +19,8 @@ from mdn.options import Options
 from mdn.pattern import expand, parse
 
 SUITES = ("lm", "commonsense")
+LAUNCHERS = ("local", "torchrun", "slurm")
+STRATEGIES = ("ddp", "fsdp")
 
 
 class ConfigError(ValueError):
@@ -90,8 +92,14 @@ class Machine:
     """How the work is spread. None of it changes a result, so none of it is part of the fingerprint."""
 
     micro_batch: int  # sequences a device takes at once
-    devices: int = 1
+    devices: int = 1  # of a node
     nodes: int = 1
+    launcher: str = "local"  # what starts the ranks: local | torchrun | slurm
+    sbatch: list[str] = field(
+        default_factory=list
+    )  # options of the SLURM job: partition, account, time, GPUs
+    strategy: str = "ddp"  # ddp: every device holds the whole model; fsdp: a share of it
+    activation_checkpointing: bool = False  # keep a layer's input only, compute the layer again for gradients
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
 
@@ -353,6 +361,22 @@ def _mixers(key: str, pattern: str, layers: int | None = None) -> list[str]:
     return list(dict.fromkeys(used))
 
 
+def _check_machine(key: str, machine: Machine) -> None:
+    for name, value, known in (
+        ("launcher", machine.launcher, LAUNCHERS),
+        ("strategy", machine.strategy, STRATEGIES),
+    ):
+        if value not in known:
+            raise ConfigError(f"{key}.{name}: {value!r} is unknown; use {', '.join(known)}")
+    for name in ("micro_batch", "devices", "nodes", "checkpoint_every", "keep_checkpoints"):
+        if getattr(machine, name) < 1:
+            raise ConfigError(f"{key}.{name}: {getattr(machine, name)} is not positive; use 1 or more")
+    if machine.launcher == "local" and machine.nodes > 1:
+        raise ConfigError(
+            f"{key}.nodes: {machine.nodes}, but launcher: local starts ranks on one; use torchrun or slurm"
+        )
+
+
 def _check(params: Params) -> None:
     """What types cannot say."""
     for suite in params.suites:
@@ -370,6 +394,7 @@ def _check(params: Params) -> None:
                 f"{key}.tokens: {budget.tokens} is not a multiple of batch_tokens={budget.batch_tokens}; "
                 f"use {max(1, round(budget.tokens / budget.batch_tokens)) * budget.batch_tokens}"
             )
+        _check_machine(f"scales.{scale}.machine", at.machine)
         devices = at.machine.devices * at.machine.nodes
         if budget.batch % (at.machine.micro_batch * devices):
             raise ConfigError(

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors.torch import load_file
 
 from mdn.config import Machine
 from mdn.training import lit
 from mdn.training import train as module
+from mdn.training.launch import Stopped
 from mdn.training.train import train
 
 MACHINE = Machine(micro_batch=4, checkpoint_every=5)
@@ -93,19 +93,33 @@ def test_a_crash_says_so_and_the_next_start_clears_it(fit, monkeypatch, tmp_path
     assert not failed.exists()
 
 
-def test_sigterm_saves_the_step_at_hand(fit, monkeypatch, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("at", [6, 7])  # the second is a step after which a validation is due
+def test_a_signal_saves_the_step_at_hand_and_asks_for_a_restart(fit, monkeypatch, number, at):
+    whole = fit(runs="whole")
     original = lit.LitLanguageModel.training_step
 
     def step(self, batch, index):
-        if self.global_step == 7:
-            signal.raise_signal(signal.SIGTERM)
+        if self.global_step == at:
+            signal.raise_signal(number)
         return original(self, batch, index)
 
-    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
-    with pytest.raises(SIGTERMException):
-        fit()
-    saved = sorted(p.name for p in (tmp_path / "runs/smoke/mdn/checkpoints").glob("*.ckpt"))
-    assert saved[-1] == "step-00000008.ckpt"
+    with monkeypatch.context() as patch:
+        patch.setattr(lit.LitLanguageModel, "training_step", step)
+        with pytest.raises(Stopped) as stopped:
+            fit()
+    assert stopped.value.code == 75
+    record = fit(runs="runs")
+    assert record.finished
+    assert [(line["step"], loss_of(line)) for line in record.log()] == [
+        (line["step"], loss_of(line)) for line in whole.log()
+    ]
+    first, second = load_file(whole.weights), load_file(record.weights)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def loss_of(line):
+    return line.get("train/loss", line.get("validation/loss"))
 
 
 def test_a_finished_run_is_adopted(fit, monkeypatch):
@@ -127,6 +141,20 @@ def test_micro_batches_change_the_loss_by_rounding_only(fit):
     whole = losses(fit(runs="whole"))
     pieces = losses(fit(runs="pieces", machine=replace(MACHINE, micro_batch=1)))
     assert pieces == pytest.approx(whole, rel=1e-4)
+
+
+def test_the_micro_batch_may_change_between_a_kill_and_the_resume(fit, monkeypatch):
+    whole = fit(runs="whole")
+    for stop, micro in ((6, 2), (10, 4), (None, 1)):
+        machine = replace(MACHINE, micro_batch=micro)
+        if stop is None:
+            record = fit(machine=machine)
+            break
+        stop_after(monkeypatch, stop, RuntimeError("power cut"))
+        with pytest.raises(RuntimeError, match="power cut"):
+            fit(machine=machine)
+    assert [line["step"] for line in record.log()] == [line["step"] for line in whole.log()]
+    assert losses(record) == pytest.approx(losses(whole), rel=1e-5)
 
 
 def test_validation_counts_optimizer_steps_under_accumulation(fit):
