@@ -220,6 +220,10 @@ class Params:
     data: Data
     tracking: Tracking
 
+    def has_shape(self, scale: str, name: str) -> bool:
+        """Whether a model exists at a scale."""
+        return (self.models[name].base or name) in self.shapes.get(scale, {})
+
     def run(self, scale: str, name: str) -> RunConfig:
         """The resolved configuration of one cell.
 
@@ -361,7 +365,12 @@ def _mixers(key: str, pattern: str, layers: int | None = None) -> list[str]:
     return list(dict.fromkeys(used))
 
 
-def _check_machine(key: str, machine: Machine) -> None:
+def check_machine(key: str, machine: Machine, budget: Training) -> None:
+    """What types cannot say of `scales.<scale>.machine`.
+
+    Raises:
+        ConfigError: one line naming key, value and remedy.
+    """
     for name, value, known in (
         ("launcher", machine.launcher, LAUNCHERS),
         ("strategy", machine.strategy, STRATEGIES),
@@ -374,6 +383,12 @@ def _check_machine(key: str, machine: Machine) -> None:
     if machine.launcher == "local" and machine.nodes > 1:
         raise ConfigError(
             f"{key}.nodes: {machine.nodes}, but launcher: local starts ranks on one; use torchrun or slurm"
+        )
+    devices = machine.devices * machine.nodes
+    if budget.batch % (machine.micro_batch * devices):
+        raise ConfigError(
+            f"{key}.micro_batch: {machine.micro_batch} × {devices} devices does not "
+            f"divide the batch of {budget.batch} sequences; use a divisor of {budget.batch // devices}"
         )
 
 
@@ -394,13 +409,7 @@ def _check(params: Params) -> None:
                 f"{key}.tokens: {budget.tokens} is not a multiple of batch_tokens={budget.batch_tokens}; "
                 f"use {max(1, round(budget.tokens / budget.batch_tokens)) * budget.batch_tokens}"
             )
-        _check_machine(f"scales.{scale}.machine", at.machine)
-        devices = at.machine.devices * at.machine.nodes
-        if budget.batch % (at.machine.micro_batch * devices):
-            raise ConfigError(
-                f"scales.{scale}.machine.micro_batch: {at.machine.micro_batch} × {devices} devices does not "
-                f"divide the batch of {budget.batch} sequences; use a divisor of {budget.batch // devices}"
-            )
+        check_machine(f"scales.{scale}.machine", at.machine, budget)
         if not budget.lr > 0:
             raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
         if at.data not in params.data.sets:

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from mdn.config import Machine
-from mdn.training import lit
+from mdn.data.loader import TrainingWindows
+from mdn.models.cost import flops_per_token
+from mdn.training import callbacks, checkpoint, lit
 from mdn.training import train as module
 from mdn.training.launch import Stopped
 from mdn.training.train import train
@@ -160,6 +162,58 @@ def test_the_micro_batch_may_change_between_a_kill_and_the_resume(fit, monkeypat
 def test_validation_counts_optimizer_steps_under_accumulation(fit):
     record = fit(machine=replace(MACHINE, micro_batch=1))
     assert [line["step"] for line in record.log() if "validation/loss" in line] == [4, 8, 12]
+
+
+@pytest.mark.parametrize("micro", [4, 1])
+def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and_checkpoints(
+    fit, monkeypatch, micro, tiny_run
+):
+    """Each micro-batch takes 1 s and its data 0.5 s; a validation and a checkpoint take minutes."""
+    now = 0.0
+
+    def costs(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def spend(*arguments, **keywords):
+            nonlocal now
+            now += seconds
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, spend)
+
+    costs(lit.LitLanguageModel, "training_step", 1)
+    costs(lit.LitLanguageModel, "validation_step", 100)
+    costs(checkpoint, "save", 300)
+    costs(TrainingWindows, "__getitem__", 0.5 * 4 / micro)
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(callbacks, "peak_flops", lambda device: 1e9)
+    record = fit(machine=replace(MACHINE, micro_batch=micro))
+    lines = [line for line in record.log() if "train/loss" in line]
+    # Data is read one batch ahead, and right after a pause the step begins with its batch at hand.
+    steady = lines[2]
+    assert steady["train/tokens_per_second"] == pytest.approx(64 / (1.5 * 4 / micro))
+    flops = 64 * flops_per_token(tiny_run, 16)
+    assert steady["train/mfu"] == pytest.approx(flops / (1.5 * 4 / micro) / 1e9)
+    assert min(line["train/tokens_per_second"] for line in lines) > 64 / 100
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("Unknown 1", None),
+    ],
+)
+def test_the_peak_of_a_device_by_its_name(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert callbacks.peak_flops(torch.device("cuda")) == peak
+    assert callbacks.peak_flops(torch.device("cpu")) is None
+
+
+def test_activation_checkpointing_changes_nothing(fit):
+    assert losses(fit(runs="again", machine=replace(MACHINE, activation_checkpointing=True))) == losses(fit())
 
 
 def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tiny_run):
