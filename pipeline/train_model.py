@@ -4,6 +4,7 @@ Exit status 75: it was told to stop (SIGTERM, SIGUSR1) and saved its step; start
 """
 
 import argparse
+import faulthandler
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mdn.training import launch
 
 
 def main() -> None:
+    faulthandler.enable()  # says where it was if a shard vanishes under its memory map (SIGBUS)
     stop = launch.StopRequest()
     stop.listen()  # first of all: a signal must not end what has just begun
     parser = argparse.ArgumentParser(description=__doc__)

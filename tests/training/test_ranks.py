@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -150,3 +151,24 @@ def test_a_rank_that_dies_ends_the_others(cell):
     os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
     assert training.wait(timeout=90) not in (0, 75)
     assert "error" in json.loads((record.folder / "failed.json").read_text())
+
+
+def test_a_shard_that_vanishes_under_its_map_says_where(cell):
+    words, record = cell("vanished", ONE, **LONG)
+    shards = Path(words[words.index("--tokens") + 1]) / "smoke"
+    training = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while len(record.log()) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    sizes = {shard: shard.read_bytes() for shard in shards.glob("train-*.bin")}
+    for shard in sizes:
+        os.truncate(shard, 0)
+    try:
+        _, error = training.communicate(timeout=60)
+    finally:
+        for shard, content in sizes.items():
+            shard.write_bytes(content)
+    assert training.returncode == -signal.SIGBUS
+    assert "Bus error" in error
+    assert "shards.py" in error

@@ -1,9 +1,12 @@
 """One training as the stage runs it: what it leaves, what it resumes, what it refuses to mix."""
 
+import errno
 import json
+import os
 import signal
 from dataclasses import replace
 
+import lightning as L
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -258,6 +261,77 @@ def test_a_budget_larger_than_the_text_goes_round_again(fit, tiny_run):
     record = fit(replace(tiny_run, training=budget))
     assert record.metrics["steps"] == 14
     assert record.metrics["validation_loss"] < losses(record)[1] - 1  # counting is easy
+
+
+def test_a_full_disk_stops_with_its_reason_and_the_next_start_resumes(fit, monkeypatch, tmp_path):
+    whole = losses(fit(runs="whole"))
+    original = L.Trainer.save_checkpoint
+
+    def save(self, path, *arguments):
+        if self.global_step == 10:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(self, path, *arguments)
+
+    folder = tmp_path / "runs" / "smoke" / "mdn"
+    with monkeypatch.context() as patch:
+        patch.setattr(L.Trainer, "save_checkpoint", save)
+        with pytest.raises(OSError, match="No space left on device"):
+            fit()
+    assert "make room and start again" in json.loads((folder / "failed.json").read_text())["error"]
+    assert not list(folder.rglob("*.tmp"))
+    assert losses(fit()) == whole
+
+
+def test_a_disk_too_full_for_failed_json_still_raises_the_reason(fit, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    stop_after(monkeypatch, 7, RuntimeError("the reason"))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            callbacks.Recorder, "on_train_start", lambda *_: patch.setattr(module, "write_json", full)
+        )
+        with pytest.raises(RuntimeError, match="the reason"):
+            fit()
+
+
+def test_weights_that_cannot_be_written_leave_nothing_half(fit, monkeypatch, tmp_path):
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            fit()
+    folder = tmp_path / "runs" / "smoke" / "mdn"
+    assert not list(folder.rglob("*.tmp"))
+    assert not (folder / "metrics.json").exists()
+    assert fit().finished
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_shard_is_named_before_the_record_is_touched(fit, tokens, tmp_path, tiny_run, damage):
+    before = fit()
+    shard = tokens / "smoke" / "train-00001.bin"
+    if damage == "truncated":
+        os.truncate(shard, 100)
+    else:
+        shard.unlink()
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"train-00001\.bin.*dvc repro -f prepare@smoke"
+    ):
+        fit(replace(tiny_run, lr=1e-3))
+    assert before.finished
+    assert before.config == tiny_run
+
+
+@pytest.mark.slow
+def test_a_lost_tracking_server_costs_a_warning(tmp_path, tokens, tiny_run, capfd):
+    record = train(tiny_run, MACHINE, runs=tmp_path / "runs", tokens=tokens, uri="http://127.0.0.1:9")
+    assert record.finished
+    assert "not mirrored to http://127.0.0.1:9" in capfd.readouterr().err
 
 
 def test_missing_tokens_are_named(fit, tiny_run):

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from mdn.config import Machine, RunConfig
-from mdn.data.shards import read_index
+from mdn.data.shards import open_split, read_index
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
 from mdn.tracking.mlflow import Mirror
-from mdn.tracking.record import Record, identity, open_record, write_json
+from mdn.tracking.record import Record, identity, open_record, replacing, write_json
 from mdn.training import checkpoint, launch
 from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
 from mdn.training.datamodule import TokenData
@@ -61,6 +61,7 @@ def _train(
 ) -> Record:
     _quiet()
     index = read_index(tokens / run.data)
+    open_split(tokens / run.data, "train")  # a missing or truncated shard stops here
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
@@ -230,16 +231,13 @@ def _finish(record: Record, module: LitLanguageModel, weights: dict[str, Any]) -
     if validations and isinstance(validations[-1]["validation/loss"], float):
         metrics["validation_loss"] = validations[-1]["validation/loss"]
 
-    temporary = record.weights.with_suffix(".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
-    temporary.replace(record.weights)
-    curve = record.folder / "curve.csv"
-    with curve.with_suffix(".tmp").open("w", newline="") as file:
+    with replacing(record.weights) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+    with replacing(record.folder / "curve.csv") as temporary, temporary.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "train_loss"])
         stride = max(1, len(steps) // CURVE_POINTS)
         rows.writerows([line["step"], line["train/loss"]] for line in steps[::stride])
-    curve.with_suffix(".tmp").replace(curve)
     write_json(
         record.folder / "manifest.json",
         record.manifest
