@@ -72,6 +72,7 @@ class Training:
     lr: float
     validate_every: int
     validation_tokens: int
+    packing: bool = False  # no state and no attention reaches over the end of a document
 
     @property
     def steps(self) -> int:

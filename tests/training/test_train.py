@@ -7,12 +7,15 @@ import signal
 from dataclasses import replace
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from mdn.config import Machine
+from mdn.data.gpt2 import EOT
 from mdn.data.loader import TrainingWindows
+from mdn.data.shards import TOKEN
 from mdn.models.cost import flops_per_token
 from mdn.training import callbacks, checkpoint, lit
 from mdn.training import train as module
@@ -213,6 +216,20 @@ def test_the_peak_of_a_device_by_its_name(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert callbacks.peak_flops(torch.device("cuda")) == peak
     assert callbacks.peak_flops(torch.device("cpu")) is None
+
+
+def test_packing_without_an_end_of_text_changes_nothing_and_with_one_something(fit, tiny_run, tokens):
+    budget = replace(tiny_run.training, packing=True)
+    apart = losses(fit(replace(tiny_run, training=budget), runs="apart"))
+    assert apart == pytest.approx(losses(fit()), rel=1e-4)
+    shard = tokens / "smoke" / "train-00000.bin"
+    text = np.fromfile(shard, dtype=TOKEN)
+    text[::7] = EOT
+    text.tofile(shard)
+    ended = losses(fit(runs="ended"))
+    assert losses(fit(replace(tiny_run, training=budget), runs="ended apart")) != pytest.approx(
+        ended, rel=1e-4
+    )
 
 
 def test_activation_checkpointing_changes_nothing(fit):

@@ -38,13 +38,13 @@ class LitLanguageModel(L.LightningModule):
         self._losses: list[Tensor] = []  # of its micro-batches
 
     def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
-        loss = self.model.loss(batch["ids"], batch["labels"])
+        loss = self.model.loss(batch["ids"], batch["labels"], batch.get("cu_seqlens"))
         self._losses.append(loss.detach())
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
-        loss = self.model.loss(batch["ids"], batch["labels"])
-        self.log("validation/loss", loss, batch_size=len(batch["ids"]), sync_dist=True)
+        loss = self.model.loss(batch["ids"], batch["labels"], batch.get("cu_seqlens"))
+        self.log("validation/loss", loss, batch_size=batch["ids"].numel(), sync_dist=True)
 
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, Sharded):
