@@ -8,7 +8,8 @@ import faulthandler
 import sys
 from pathlib import Path
 
-from mdn.config import ConfigError, load
+from mdn.config import ConfigError, RunConfig, load
+from mdn.tracking.record import Record
 from mdn.training import launch
 
 
@@ -27,20 +28,26 @@ def main() -> None:
         params = load(arguments.params)
         run = params.run(arguments.scale, arguments.model)
         machine = params.scales[arguments.scale].machine
-        outside = launch.outside(machine)
-        if not outside:
-            launch.enter(machine)
-
-        from mdn.training.train import adopted, train  # after the checks: Lightning takes seconds
-
-        if outside:
-            if adopted(run, runs=arguments.runs, tokens=arguments.tokens):
+        if launch.outside(machine):
+            if _adopts(run, arguments):
                 print(f"{arguments.runs / run.scale / run.name}: finished; adopted")
                 return
             sys.exit(launch.start(machine))
+        launch.enter(machine)
     except ConfigError as error:
         sys.exit(f"{arguments.params}: {error}")
+
+    from mdn.training.train import train  # after the checks: it imports Lightning, which takes seconds
+
     train(run, machine, runs=arguments.runs, tokens=arguments.tokens, uri=params.tracking.uri, stop=stop)
+
+
+def _adopts(run: RunConfig, arguments: argparse.Namespace) -> bool:
+    if not Record(arguments.runs / run.scale / run.name).finished:
+        return False
+    from mdn.training.train import adopted
+
+    return adopted(run, runs=arguments.runs, tokens=arguments.tokens)
 
 
 if __name__ == "__main__":

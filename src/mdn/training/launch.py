@@ -27,7 +27,7 @@ REQUEUE = (
     75  # exit status of a training that was told to stop and saved its step (EX_TEMPFAIL): start it again
 )
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SIGUSR1: SLURM's warning before a time limit, see `mdn submit`
-GRACE = 60  # seconds that the other local ranks have when one has failed
+GRACE = 30  # seconds that the other local ranks have when one has failed
 
 Answer = TypeVar("Answer")
 
