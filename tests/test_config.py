@@ -61,6 +61,10 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("models/mdn/options", {"mdn": {"tau": "sqrt"}}, ["tau", "'sqrt'", "sqrt(d/h)"]),
         ("models/mdn/options", {"mdn": {"beta_bound": 3}}, ["beta_bound", "3", "true or false"]),
         ("data/prepare", ["x"], ["data.prepare", "'x'"]),
+        ("data/hub/sets", {"wikitext": "main"}, ["data.hub.sets", "'wikitext'", "owner/name"]),
+        ("data/hub/fetch", "yes please", ["data.hub.fetch", "true or false"]),
+        ("scales/smoke/evaluation/retrieval_window", 49, ["retrieval_window", "49", "retrieval_answer=48"]),
+        ("scales/smoke/evaluation/fail_on_truncation", ["lmm"], ["fail_on_truncation", "'lmm'", "longbench"]),
         ("seed", 1.5, ["seed", "1.5", "whole number"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Times the versions of the momentum delta rule, and FLA's operators beside them, in one process.
+"""Times the versions of the momentum delta rule, with operators of one state beside them, in one process.
 
     python -m mdn_kernels.bench [--out FOLDER] [--quick]
 
@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial, wraps
+from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from math import ceil, isfinite
@@ -68,59 +68,45 @@ CPU_SHAPES = [Shape("small", 1, 256, 2, 32, 64)]
 
 @dataclass(frozen=True)
 class Contender:
-    """`run` is called as `op`, a public function of this package; its version "recurrent" is the oracle."""
+    """A version of `op`, a public function of this package; `op`'s version "recurrent" is the oracle."""
 
     name: str
     op: Callable
-    run: Callable
-    version: str | None = None
+    version: str
     gates: Sequence[str] = ("typical",)  # that it has to be right for
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
-        return self.run(*tensors, version=self.version)[0]
+        return self.op(*tensors, version=self.version)[0]
 
 
 def own_contenders(device: str, dtype: torch.dtype, shape: Shape) -> list[Contender]:
     """The versions that can be chosen for training at such a shape, oldest first."""
     gates = ("typical", "log_mu=-20", "wide")
     return [
-        Contender(v.name, momentum_delta_rule, momentum_delta_rule, v.name, gates)
+        Contender(v.name, momentum_delta_rule, v.name, gates)
         for v in versions(OP)
-        if v.automatic and v.name != DECODING and v.misfit(device, dtype, shape.K, shape.V) is None
+        if v.automatic and v.name != DECODING and v.misfit(device, dtype, shape.K, shape.V, shape.T) is None
+    ]
+
+
+def single_state_contenders(device: str, dtype: torch.dtype, shape: Shape) -> list[Contender]:
+    """The Triton versions of the gated delta rule and Comba, where they run."""
+    return [
+        Contender(f"triton.{op.__name__}", op, "triton")
+        for op in (gated_delta_rule, comba)
+        if get(op.__name__, "triton").misfit(device, dtype, shape.K, shape.V) is None
     ]
 
 
 def fla_contenders() -> list[Contender]:
-    """FLA's gated delta rule and Comba. ImportError without flash-linear-attention."""
-    from fla.ops.comba import chunk_comba
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-
-    def called_as(op: Callable, chunk: Callable) -> Callable:
-        @wraps(op)
-        def run(
-            *tensors: Tensor,
-            scale: float | None = None,
-            initial_state: Tensor | None = None,
-            output_final_state: bool = False,
-            cu_seqlens: Tensor | None = None,
-            normalize_qk: bool = False,
-            version: None = None,
-        ) -> tuple[Tensor, Tensor | None]:
-            return chunk(
-                *tensors,
-                scale=scale,
-                initial_state=initial_state,
-                output_final_state=output_final_state,
-                cu_seqlens=cu_seqlens,
-                use_qk_l2norm_in_kernel=normalize_qk,
-            )
-
-        return run
-
-    return [
-        Contender(BASELINE, gated_delta_rule, called_as(gated_delta_rule, chunk_gated_delta_rule)),
-        Contender("fla.comba", comba, called_as(comba, chunk_comba)),
+    """FLA's gated delta rule and Comba. ImportError where version `fla` is not to be had."""
+    contenders = [
+        Contender(BASELINE, gated_delta_rule, "fla"),
+        Contender("fla.comba", comba, "fla"),
     ]
+    for contender in contenders:
+        get(contender.op.__name__, "fla").load()
+    return contenders
 
 
 def largest_errors(contender: Contender, shape: Shape, dtype: torch.dtype, device: str) -> dict[str, float]:
@@ -137,7 +123,7 @@ def largest_errors(contender: Contender, shape: Shape, dtype: torch.dtype, devic
             dtype=dtype,
             device=device,
         )
-        found = evaluate(contender.run, contender.version, inputs)
+        found = evaluate(contender.op, contender.version, inputs)
         expected = evaluate(contender.op, DECODING, to_float64(inputs))
         for name, x in expected.items():
             largest[name] = max(largest.get(name, 0.0), relative_error(found[name], x))
@@ -307,7 +293,7 @@ def write_record(folder: Path, record: dict) -> None:
 
 
 HEADING = (
-    f"{'':21}{'tokens':9}{'heads':12}{'forward':>9}{'ratio':>7}{'+backward':>10}{'ratio':>7}{'saved':>9}{'peak':>8}"
+    f"{'':24}{'tokens':9}{'heads':12}{'forward':>9}{'ratio':>7}{'+backward':>10}{'ratio':>7}{'saved':>9}{'peak':>8}"
     " (ms, MiB)"
 )
 
@@ -317,7 +303,7 @@ def show(row: dict) -> str:
         return "-" if x is None else format(x, form)
 
     return (
-        f"{row['name']:<21}{row['B']}x{row['T']:<6} {row['H']}x{row['K']}x{row['V']:<4}"
+        f"{row['name']:<24}{row['B']}x{row['T']:<6} {row['H']}x{row['K']}x{row['V']:<4}"
         f"{row['forward_ms_p50']:>10.3f}{number(row['forward_ratio'], '.2f'):>7}"
         f"{row['forward_backward_ms_p50']:>10.3f}{number(row['forward_backward_ratio'], '.2f'):>7}"
         f"{row['saved_mib']:>9.0f}{number(row['peak_mib'], '.0f'):>8}"
@@ -347,7 +333,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for heads in dict.fromkeys(shape.heads for shape in shapes):
         of_heads = [shape for shape in shapes if shape.heads == heads]
         right = []
-        for contender in (*own_contenders(device, dtype, of_heads[0]), *fla):
+        own = own_contenders(device, dtype, of_heads[0])
+        for contender in (*own, *single_state_contenders(device, dtype, of_heads[0]), *fla):
             print(f"{contender.name} ({heads} heads): compiling and checking", flush=True)
             try:
                 call, backward = workload(contender, of_heads[0], dtype, device)
@@ -369,8 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             finite = {x: e if isfinite(e) else None for x, e in found.items()}
             record["errors"].append({"name": contender.name, "heads": heads, "right": not wrong, **finite})
-        own = [c.name for c in right if c not in fla]
-        record["launches"][heads] = launch_options(own, dtype, of_heads[0])
+        launched = [c.name for c in right if c in own]
+        record["launches"][heads] = launch_options(launched, dtype, of_heads[0])
         print(HEADING, flush=True)
         was, mdn_kernels.CHECK_GATES = mdn_kernels.CHECK_GATES, False
         try:

@@ -11,7 +11,7 @@ from importlib import import_module
 
 import torch
 
-DECODING = "recurrent"  # the version of every operator that handles one token
+DECODING = "recurrent"  # every operator has it; it takes one token where no version is made for that
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,11 @@ class KernelVersion:
     dtypes: tuple[torch.dtype, ...]  # of q, k and v
     max_key: int | None = None  # largest K, None: any
     max_value: int | None = None  # largest V, None: any
+    keys: tuple[int, ...] = ()  # the only K there are, (): any
+    value_step: int = 1  # V is a multiple of it
+    capability: tuple[int, int] | None = None  # the only CUDA compute capability, None: any
     automatic: bool = True  # may `choose` take it?
+    decodes: bool = False  # made for one token, T = 1, and takes no more
     note: str = ""  # what changed from the version before; known failures
 
     def load(self) -> Callable:
@@ -37,8 +41,10 @@ class KernelVersion:
             import_module(self.module)
         return sys.modules[self.module].forward
 
-    def misfit(self, device: str | torch.device, dtype: torch.dtype, K: int, V: int) -> str | None:
-        """Why this version cannot run such a call, or None if it can."""
+    def misfit(
+        self, device: str | torch.device, dtype: torch.dtype, K: int, V: int, T: int | None = None
+    ) -> str | None:
+        """Why this version cannot run such a call (T None: of some length), or None if it can."""
         kind = torch.device(device).type
         if kind not in self.devices:
             return f"runs on {', '.join(self.devices)}, not on {kind}"
@@ -48,6 +54,17 @@ class KernelVersion:
             return f"takes keys of at most {self.max_key} channels, not K={K}"
         if self.max_value is not None and self.max_value < V:
             return f"takes values of at most {self.max_value} channels, not V={V}"
+        if self.keys and K not in self.keys:
+            return f"takes keys of {', '.join(map(str, self.keys))} channels, not K={K}"
+        if V % self.value_step:
+            return f"takes values of a multiple of {self.value_step} channels, not V={V}"
+        if self.capability is not None and torch.cuda.is_available():
+            found = torch.cuda.get_device_capability(device)
+            if found != self.capability:
+                wanted, has = (".".join(map(str, version)) for version in (self.capability, found))
+                return f"needs a device of compute capability {wanted}, not {has}"
+        if self.decodes and T is not None and T != 1:
+            return f"decodes one token a call, not T={T}"
         return None
 
 
@@ -103,14 +120,14 @@ def loaded() -> list[KernelVersion]:
 
 
 def choose(op: str, device: str | torch.device, dtype: torch.dtype, T: int, K: int, V: int) -> KernelVersion:
-    """The newest automatic version that fits the call; for one token (decoding) the recurrent one.
+    """The newest automatic version that fits the call; for one token one that decodes, or the recurrent one.
 
     ValueError, with each version's reason, if none fits.
     """
-    candidates = [v for v in reversed(versions(op)) if v.automatic]
+    candidates = [v for v in reversed(versions(op)) if v.automatic and v.decodes == (T == 1)]
     if T == 1:
-        candidates = [get(op, DECODING)]
-    misfits = [(v.name, v.misfit(device, dtype, K, V)) for v in candidates]
+        candidates.append(get(op, DECODING))
+    misfits = [(v.name, v.misfit(device, dtype, K, V, T)) for v in candidates]
     for version, (_, misfit) in zip(candidates, misfits, strict=True):
         if misfit is None:
             return version
@@ -125,8 +142,8 @@ def select(
     if name is None:
         return choose(op, device, dtype, T, K, V)
     version = get(op, name)
-    misfit = version.misfit(device, dtype, K, V)
+    misfit = version.misfit(device, dtype, K, V, T)
     if misfit is not None:
-        others = ", ".join(v.name for v in versions(op) if v.misfit(device, dtype, K, V) is None) or "none"
+        others = ", ".join(v.name for v in versions(op) if v.misfit(device, dtype, K, V, T) is None) or "none"
         raise ValueError(f"{op} version {name!r} {misfit}; versions that fit: {others}")
     return version

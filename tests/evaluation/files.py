@@ -5,11 +5,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
+from mdn.data.shards import ShardWriter, write_index
 from mdn.evaluation import data
 
 from .items import EXAMPLES
+from .models import EOT
 
 
 def write_arrow(path: Path, rows: list[dict]) -> None:
@@ -23,6 +26,23 @@ def write_requests(path: Path, requests: list[dict]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wt") as file:
         file.writelines(json.dumps(request) + "\n" for request in requests)
+
+
+def write_json_lines(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_tokens_of(folder: Path, splits: dict[str, list[list[int]]]) -> None:
+    """A token set of the documents given; end-of-text is added."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for name, documents in splits.items():
+        writer = ShardWriter(folder, name, 1_000_000)
+        for ids in documents:
+            writer.write(np.array([*ids, EOT], dtype=np.uint16))
+        written[name] = writer.close()
+    write_index(folder, written, [])
 
 
 def arc_requests(items: list[dict]) -> list[dict]:

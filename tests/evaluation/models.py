@@ -51,14 +51,36 @@ class Knowing(nn.Module):
         self.next = {tuple(ids[:stop]): ids[stop] for ids in texts for stop in range(1, len(ids))}
         self.somewhere = nn.Parameter(torch.zeros(()))
 
+    def init_states(self, batch: int, device=None, dtype=None) -> list[dict[str, Tensor]]:
+        return [{"read": torch.zeros(batch, 0, dtype=torch.long)}]
+
     def hidden(self, ids_BT: Tensor, states=None, cu_seqlens=None):
+        read = torch.cat([states[0]["read"], ids_BT], dim=1) if states else ids_BT
+        first = read.shape[1] - ids_BT.shape[1] + 1
         guesses = [
-            [self.next.get(tuple(row[:n]), 0) for n in range(1, len(row) + 1)] for row in ids_BT.tolist()
+            [self.next.get(tuple(row[:n]), 0) for n in range(first, len(row) + 1)] for row in read.tolist()
         ]
-        return torch.tensor(guesses)[..., None], None
+        return torch.tensor(guesses)[..., None], [{"read": read}] if states else None
 
     def logits(self, h: Tensor) -> Tensor:
         return torch.zeros(*h.shape[:-1], VOCABULARY).scatter_(-1, h, 30.0)
+
+
+class Echo(nn.Module):
+    """Writes the last token that it has read, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.somewhere = nn.Parameter(torch.zeros(()))
+
+    def init_states(self, batch: int, device=None, dtype=None) -> list[dict[str, Tensor]]:
+        return [{}]
+
+    def hidden(self, ids_BT: Tensor, states=None, cu_seqlens=None):
+        return ids_BT[..., None], states
+
+    def logits(self, h: Tensor) -> Tensor:
+        return torch.zeros(*h.shape[:-1], VOCABULARY).scatter_(-1, h, 1.0)
 
 
 class Constant(nn.Module):

@@ -26,6 +26,9 @@ def test_the_published_numbers_of_items():
         "arc_easy": 2376,
         "arc_challenge": 1172,
         "lambada_openai": 5153,
+        "retrieval_squad": 1000,
+        "retrieval_drop": 1000,
+        "longbench_qasper": 319,
     }
 
 

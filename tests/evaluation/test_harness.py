@@ -9,7 +9,7 @@ from lm_eval.evaluator import evaluate
 from torch import nn
 
 from mdn.evaluation.harness import Harness
-from mdn.evaluation.suites.tasks import PREFIXED, build
+from mdn.evaluation.tasks import PREFIXED, build
 
 from .items import EXAMPLES
 from .models import EOT

@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,8 +14,9 @@ from safetensors.torch import save_file
 
 from mdn.config import Evaluation
 from mdn.data.shards import ShardWriter, write_index
+from mdn.evaluation import data
 from mdn.evaluation.scoring import quiet
-from mdn.evaluation.suites import TASKS, run
+from mdn.evaluation.suites import NotRun, commonsense, lm, run
 from mdn.evaluation.suites.run import Cell, run_suite, write_samples
 from mdn.tracking.record import Record
 
@@ -21,6 +24,7 @@ from .files import write_all
 from .items import EXAMPLES
 from .models import EOT, VOCABULARY, Constant
 
+SUITES = {"lm": lm, "commonsense": commonsense}
 SETTING = Evaluation(limit=2, window=128, batch_tokens=512, heldout_tokens=100)
 
 
@@ -61,10 +65,11 @@ def samples(cell, suite):
         return [json.loads(line) for line in file]
 
 
-@pytest.mark.parametrize("suite", sorted(TASKS))
+@pytest.mark.parametrize("suite", sorted(SUITES))
 def test_a_suite_reports_every_metric_of_every_task(cell, suite):
     found = read(run_suite(cell, suite, nothing))
-    wanted = {(task, metric) for task in TASKS[suite] for metric in EXAMPLES[task].constant}
+    there = [task for task in SUITES[suite].TASKS if task in EXAMPLES]
+    wanted = {(task, metric) for task in there for metric in EXAMPLES[task].constant}
     if suite == "lm":
         wanted |= {("heldout_wiki", "perplexity"), ("heldout_c4", "perplexity")}
     assert {(row["task"], row["metric"]) for row in found["results"]} == wanted
@@ -78,6 +83,7 @@ def test_a_suite_reports_every_metric_of_every_task(cell, suite):
         assert row["truncated"] == 0
         assert row["value"] >= 0
     assert found["harness"].startswith("lm-eval 0.4.")
+    assert set(found["not_run"]) == {*SUITES[suite].TASKS} - {*there}
     assert found["window"] == 128
     assert found["fingerprint"] == cell.record.config.fingerprint()
     assert found["seconds"] > 0
@@ -91,10 +97,10 @@ def test_a_suite_reports_every_metric_of_every_task(cell, suite):
 def test_samples_hold_prompts_answers_and_scores_that_give_the_result(cell):
     found = read(run_suite(cell, "commonsense", nothing))
     rows = samples(cell, "commonsense")
-    assert len(rows) == 2 * len(TASKS["commonsense"])
+    assert len(rows) == 2 * len(commonsense.TASKS)
     first = next(row for row in rows if row["task"] == "arc_easy")
     assert tuple(first["prompts"][0]) == EXAMPLES["arc_easy"].right[0]
-    for task in TASKS["commonsense"]:
+    for task in commonsense.TASKS:
         (value,) = [r["value"] for r in found["results"] if (r["task"], r["metric"]) == (task, "acc")]
         own = [row for row in rows if row["task"] == task]
         likeliest = [max(range(len(r["scores"])), key=lambda n, r=r: r["scores"][n][0]) for r in own]
@@ -109,7 +115,7 @@ def test_the_limit_takes_the_first_items_and_null_takes_all(cell):
     few_samples = samples(cell, "commonsense")
     found = read(run_suite(every, "commonsense", nothing))
     assert {r["task"]: r["n"] for r in found["results"]} == {
-        task: len(EXAMPLES[task].items) for task in TASKS["commonsense"]
+        task: len(EXAMPLES[task].items) for task in commonsense.TASKS
     }
     assert found["results"][0]["limit"] is None
     assert found["identity"] != few["identity"]
@@ -117,11 +123,11 @@ def test_the_limit_takes_the_first_items_and_null_takes_all(cell):
     assert strip(samples(cell, "commonsense")) == strip(few_samples)
 
 
-@pytest.mark.parametrize("suite", sorted(TASKS))
+@pytest.mark.parametrize("suite", sorted(SUITES))
 def test_only_lambada_is_read_after_an_end_of_text_token(cell, suite, monkeypatch):
     firsts: set[int] = set()
     hidden = cell.model.hidden
-    monkeypatch.setattr(run, "_run_heldout", lambda *_: ([], []))
+    monkeypatch.setattr(lm, "run_heldout", lambda *_: ([], []))
     monkeypatch.setattr(run, "_rehearse", lambda model: None)
     monkeypatch.setattr(cell.model, "hidden", lambda ids: firsts.update(ids[:, 0].tolist()) or hidden(ids))
     run_suite(cell, suite, nothing)
@@ -150,7 +156,7 @@ def change_weights(cell):
 
 
 def change_data(cell):
-    path = cell.raw / run.data.PACKAGE / run.data.SOURCES["lambada_openai"].file
+    path = cell.raw / data.PACKAGE / data.SOURCES["lambada_openai"].file
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"tea", b"ale")))
     return cell
 
@@ -180,20 +186,20 @@ def test_other_code_is_evaluated_anew_and_another_batch_is_not(cell, monkeypatch
 def test_an_interrupted_suite_goes_on_with_the_next_task(cell, monkeypatch):
     inner, ran = run._run, []
 
-    def interrupted(cell, name, progress):
+    def interrupted(suite, cell, name, progress):
         if len(ran) == 3:
             raise KeyboardInterrupt
         ran.append(name)
-        return inner(cell, name, progress)
+        return inner(suite, cell, name, progress)
 
     monkeypatch.setattr(run, "_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_suite(cell, "commonsense", nothing)
     assert not (cell.record.folder / "evaluation/commonsense.json").exists()
     again = []
-    monkeypatch.setattr(run, "_run", lambda c, name, p: again.append(name) or inner(c, name, p))
+    monkeypatch.setattr(run, "_run", lambda s, c, name, p: again.append(name) or inner(s, c, name, p))
     found = read(run_suite(cell, "commonsense", nothing))
-    assert tuple(ran + again) == TASKS["commonsense"]
+    assert tuple(ran + again) == commonsense.TASKS
     assert len({row["task"] for row in found["results"]}) == 7
     assert len(samples(cell, "commonsense")) == 14
 
@@ -201,24 +207,44 @@ def test_an_interrupted_suite_goes_on_with_the_next_task(cell, monkeypatch):
 def test_what_an_interrupted_suite_left_of_other_weights_is_not_used(cell, monkeypatch):
     inner = run._run
 
-    def interrupted(cell, name, progress):
+    def interrupted(suite, cell, name, progress):
         if name != "piqa":
             raise KeyboardInterrupt
-        return inner(cell, name, progress)
+        return inner(suite, cell, name, progress)
 
     monkeypatch.setattr(run, "_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_suite(cell, "commonsense", nothing)
     ran = []
-    monkeypatch.setattr(run, "_run", lambda c, name, p: ran.append(name) or inner(c, name, p))
+    monkeypatch.setattr(run, "_run", lambda s, c, name, p: ran.append(name) or inner(s, c, name, p))
     run_suite(change_weights(cell), "commonsense", nothing)
-    assert tuple(ran) == TASKS["commonsense"]
+    assert tuple(ran) == commonsense.TASKS
 
 
 def test_a_model_that_gives_nan_ends_as_failed_with_the_reason(cell):
     found = read(run_suite(replace(cell, model=Constant(float("nan"))), "lm", nothing))
     assert found["failed"].startswith("lambada_openai: ")
     assert found["results"] == []
+
+
+def test_a_task_without_data_is_listed_with_the_reason_and_the_others_run(cell, monkeypatch):
+    inner = commonsense.run_task
+
+    def absent(cell, name, progress):
+        if name == "piqa":
+            raise NotRun("no data here")
+        return inner(cell, name, progress)
+
+    monkeypatch.setattr(commonsense, "run_task", absent)
+    found = read(run_suite(cell, "commonsense", nothing))
+    assert found["not_run"] == {"piqa": "no data here"}
+    assert {row["task"] for row in found["results"]} == {*commonsense.TASKS} - {"piqa"}
+
+
+def test_a_suite_of_our_own_does_not_wait_for_lm_eval():
+    """Importing it takes seconds, which a smoke cell has not got."""
+    program = "import sys, mdn.evaluation.suites.run; sys.exit('lm_eval' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_held_out_results_are_those_of_a_constant_model(cell):
@@ -235,6 +261,18 @@ def test_samples_are_the_same_bytes_for_the_same_rows(tmp_path, monkeypatch):
     write_samples(tmp_path / "b.jsonl.gz", rows)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
     assert json.loads(gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes())) == rows[0]
+
+
+def test_a_suite_told_to_fails_on_prompts_that_were_cut_and_keeps_what_is_done(cell):
+    strict = replace(SETTING, window=30, fail_on_truncation=["commonsense"])
+    told = r"piqa: 2 of 2 prompts do not fit into the window of 30 tokens; .*fail_on_truncation"
+    with pytest.raises(ValueError, match=told):
+        run_suite(replace(cell, evaluation=strict), "commonsense", nothing)
+    assert (cell.record.folder / "evaluation/commonsense.partial/piqa.json").exists()
+    run_suite(replace(cell, evaluation=strict), "lm", nothing)  # another suite may cut
+    run_suite(replace(cell, evaluation=replace(strict, fail_on_truncation=[])), "commonsense", nothing)
+    with pytest.raises(ValueError, match=told):  # adopting it does not pass either
+        run_suite(replace(cell, evaluation=strict), "commonsense", nothing)
 
 
 class TestStage:

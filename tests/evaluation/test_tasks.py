@@ -3,10 +3,10 @@
 import pytest
 from lm_eval.evaluator import evaluate
 
-from mdn.evaluation.data import SOURCES
+from mdn.evaluation.data import HUB, SOURCES
 from mdn.evaluation.harness import Harness
-from mdn.evaluation.suites import TASKS
-from mdn.evaluation.suites.tasks import DEFINITIONS, PREFIXED, build
+from mdn.evaluation.suites import commonsense, lm
+from mdn.evaluation.tasks import DEFINITIONS, PREFIXED, build
 
 from .items import EXAMPLES, Pair
 from .models import EOT, Constant, Knowing, byte_tokenizer
@@ -28,8 +28,8 @@ def knowing(task: str, pairs: list[Pair]) -> Knowing:
 
 
 def test_every_task_has_a_definition_a_source_and_an_example():
-    tasks = {task for suite in TASKS.values() for task in suite}
-    assert tasks == set(DEFINITIONS) == set(SOURCES) == set(EXAMPLES)
+    assert {*lm.TASKS, *commonsense.TASKS} == set(DEFINITIONS) == set(EXAMPLES) | set(HUB)
+    assert set(EXAMPLES) == {task for task in SOURCES if not task.startswith(("retrieval_", "longbench_"))}
 
 
 @pytest.mark.parametrize("task", sorted(EXAMPLES))
@@ -48,3 +48,20 @@ def test_a_model_that_knows_wrong_answers_is_wrong_everywhere(task):
 @pytest.mark.parametrize("task", sorted(EXAMPLES))
 def test_a_constant_model_scores_what_one_counts_by_hand(task):
     assert scores(task, Constant()) == pytest.approx(EXAMPLES[task].constant, rel=1e-4)
+
+
+PAGE = " = Bees = \n\n Bees , 20 @,@ 000 of them , make honey . \n"  # as WikiText's files have it
+
+
+@pytest.mark.parametrize(
+    ("model", "perplexity"),
+    [
+        (Constant(), 50257 ** (45 / 16)),  # 45 bytes are left of the page, whose 16 words are counted before
+        (Knowing([[EOT, *BYTES.encode(" = Bees =\n\nBees, 20,000 of them, make honey.\n").ids[1:]]]), 1.0),
+    ],
+)
+def test_wikitext_perplexity_is_by_the_words_of_the_raw_page(model, perplexity):
+    lm = Harness(model, BYTES, window=256, batch_tokens=2048)
+    task = build("wikitext", [{"page": PAGE}], "test")
+    found = evaluate(lm, {"tasks": {"wikitext": task}, "groups": {}}, bootstrap_iters=0)
+    assert found["results"]["wikitext"]["word_perplexity,none"] == pytest.approx(perplexity, rel=1e-4)

@@ -212,7 +212,7 @@ def test_no_final_state_unless_asked_for_and_no_initial_state_is_zeros(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_one_token_is_decoded_step_by_step_and_more_in_chunks(op):
-    assert [v.name for v in registry.versions(op)] == list(VERSIONS)
+    assert [v.name for v in registry.versions(op) if "cpu" in v.devices] == list(VERSIONS)
     assert registry.choose(op, "cpu", torch.float32, T=1, K=8, V=8).name == "recurrent"
     assert registry.choose(op, "cpu", torch.float32, T=2, K=8, V=8).name == "chunk"
 

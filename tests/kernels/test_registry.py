@@ -79,6 +79,17 @@ def test_select_refuses_a_named_version_beyond_its_limits(device, dtype, change,
         select("op", "new", device, dtype, **(CALL | change))
 
 
+def test_one_token_goes_to_the_newest_version_that_decodes():
+    register(version("step", devices=("cuda",), decodes=True))
+    register(version("newer", devices=("cuda",)))
+    for T, name in ((1, "step"), (2, "newer")):
+        assert choose("op", "cuda", torch.float32, T=T, K=64, V=64).name == name
+    assert choose("op", "cpu", torch.float32, T=1, K=64, V=64).name == "recurrent"
+    assert choose("op", "cuda", torch.float64, T=1, K=64, V=64).name == "recurrent"
+    with pytest.raises(ValueError, match="'step' decodes one token a call, not T=64; versions that fit: old"):
+        select("op", "step", "cuda", torch.bfloat16, **CALL)
+
+
 def test_unknown_names_are_answered_with_what_exists():
     with pytest.raises(ValueError, match="no version 'v7'; use one of recurrent, old, paper, new"):
         get("op", "v7")

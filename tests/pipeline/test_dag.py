@@ -61,7 +61,8 @@ def changed(path: Path) -> set[str]:
 
 
 def cell(name: str, scale: str = "smoke") -> set[str]:
-    return {f"train-{scale}@{name}", f"evaluate-{scale}@{name}-lm", f"evaluate-{scale}@{name}-commonsense"}
+    suites = OmegaConf.load(Path(__file__).parents[2] / "params.yaml").suites
+    return {f"train-{scale}@{name}", *(f"evaluate-{scale}@{name}-{suite}" for suite in suites)}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,15 @@ def project(root, tmp_path_factory) -> Path:
             "validation_tokens": 512,
         },
         scales__smoke__machine={"micro_batch": 2, "checkpoint_every": 2},
-        scales__smoke__evaluation={"limit": 3, "window": 512, "batch_tokens": 2048, "heldout_tokens": 512},
+        scales__smoke__evaluation={
+            "limit": 3,
+            "window": 512,
+            "batch_tokens": 2048,
+            "heldout_tokens": 512,
+            "written_limit": 2,
+            "retrieval_window": 128,
+            "longbench_window": 192,
+        },
         scales__smoke__d_model=32,
     )
     run(path, "git", "add", "-A")
@@ -120,7 +129,9 @@ def test_the_whole_dag_fills_the_report(project):
     ours = cells.filter(pl.col("status") == "ok", pl.col("scale") == "smoke")
     assert set(ours["row"]) == set(CELLS)
     assert ours["value"].is_finite().all()
-    assert {"heldout_wiki", "lambada_ppl", "hellaswag", "lm_average"} <= set(ours["column"])
+    assert {"heldout_wiki", "lambada_ppl", "hellaswag", "lm_average", "standin_squad", "standin_code"} <= set(
+        ours["column"]
+    )
     record = json.loads((project / "runs" / "smoke" / "mdn" / "metrics.json").read_text())
     assert record["steps"] == 4
     assert record["tokens"] == 4 * 512

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mdn.config import Params, load
-from mdn.reports.layout import ACCURACIES
+from mdn.config import SUITES, Params, load
+from mdn.reports.layout import ACCURACIES, LONGBENCH, RETRIEVAL, STAND_INS
 from mdn.reports.render import render
 
+NOT_HERE = "its data set is not here"
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 SMOKE = {
     "transformer": 0.30,
@@ -31,11 +32,13 @@ SMOKE = {
 
 @pytest.fixture(scope="session")
 def params() -> Params:
-    """The project's own, but for the lists that a user edits."""
+    """The project's own, but for the lists that a user edits and the smallest scale's limit."""
     wanted = {*SMOKE, "mdn-no-momentum", "mdn-h-3to1"}
     found = load(PARAMS)
     smoke = {name: found.models[name].base or name for name in wanted}
-    return replace(found, runs={"smoke": smoke, "400m": {"gdn": "gdn"}}, suites=["lm", "commonsense"])
+    few = replace(found.scales["smoke"].evaluation, limit=40)
+    scales = {**found.scales, "smoke": replace(found.scales["smoke"], evaluation=few)}
+    return replace(found, scales=scales, runs={"smoke": smoke, "400m": {"gdn": "gdn"}}, suites=list(SUITES))
 
 
 def write(path: Path, value: object) -> None:
@@ -101,7 +104,8 @@ def write_training(params: Params, root: Path, scale: str, name: str, *, steps: 
 
 
 def write_run(params: Params, root: Path, scale: str, name: str, accuracy: float) -> Path:
-    """A finished run with both evaluations; every accuracy is `accuracy`, with a standard error of 4 %."""
+    """A finished run with all evaluations; every accuracy is `accuracy`, with a standard error of 4 %. Sets
+    of the Hub are not there."""
     folder = write_training(params, root, scale, name)
     write(folder / "metrics.json", {"validation/loss": 7.5})
     write(folder / "mlflow.json", {"run_id": f"{len(name):032x}", "uri": "sqlite:///mlflow.db"})
@@ -127,7 +131,18 @@ def write_run(params: Params, root: Path, scale: str, name: str, accuracy: float
         for column in ACCURACIES
         if column.suite == "commonsense"
     ]
-    write(folder / "evaluation" / "lm.json", {"suite": "lm", **head, "results": lm})
+    not_run = {"wikitext": NOT_HERE}
+    write(folder / "evaluation" / "lm.json", {"suite": "lm", **head, "not_run": not_run, "results": lm})
+    for suite, originals, window in (("retrieval", RETRIEVAL, 256), ("longbench", LONGBENCH, 512)):
+        rows = [
+            result(column.task, column.metric, accuracy, 0.04, 8, 8)
+            | {"window": window, "truncated": 3 if window == 512 else 0}
+            for column in STAND_INS
+            if column.suite == suite
+        ]
+        not_run = {column.task: NOT_HERE for column in originals}
+        told = {"suite": suite, **head, "harness": None, "not_run": not_run, "results": rows}
+        write(folder / "evaluation" / f"{suite}.json", told)
     write(folder / "evaluation" / "commonsense.json", {"suite": "commonsense", **head, "results": tasks})
     return folder
 

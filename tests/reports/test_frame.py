@@ -8,7 +8,7 @@ import pytest
 
 from mdn.config import Params
 from mdn.reports.frame import SCHEMA, cells, published_values
-from mdn.reports.layout import ACCURACIES
+from mdn.reports.layout import ACCURACIES, LONGBENCH, RETRIEVAL
 
 
 def cell(frame: pl.DataFrame, table: str, scale: str, row: str, column: str) -> dict:
@@ -46,6 +46,7 @@ def paper(table: str, scale: str, row: str, column: str) -> float:
         ("table2", "1b3", "retrieval_average", "transformer", "mdn", 4.46),
         ("table2", "400m", "lm_average", "mdn", "kda", 0.36),
         ("table2", "1b3", "lm_average", "mdn", "kda", 0.26),
+        ("table3", "1b3", "longbench_average", "mdn", "gdn", 0.90),
         ("table4-ablations", "400m", "retrieval_average", "mdn", "mdn-no-correction", 1.24),
         ("table4-ablations", "400m", "retrieval_average", "mdn", "mdn-no-momentum", 6.64),
         ("table4-ablations", "400m", "lm_average", "mdn", "mdn-no-momentum", 0.16),
@@ -123,7 +124,7 @@ def test_average_is_the_plain_mean_of_eight_with_their_errors_propagated(params:
 
 
 @pytest.mark.parametrize("task", [column.task for column in ACCURACIES])
-def test_average_needs_all_eight_accuracies(params: Params, runs: Path, task: str):
+def test_average_needs_all_eight_tasks(params: Params, runs: Path, task: str):
     for path in (runs / "smoke" / "mdn" / "evaluation").glob("*.json"):
         edit(
             path,
@@ -137,7 +138,7 @@ def test_average_needs_all_eight_accuracies(params: Params, runs: Path, task: st
         )
     found = cell(cells(params, runs), "table2", "smoke", "mdn", "lm_average")
     assert (found["value"], found["status"]) == (None, "missing")
-    assert found["note"].startswith("needs all eight accuracies; without a value: ")
+    assert found["note"].startswith("needs all 8 tasks; without a value: ")
 
 
 def test_failed_training_says_where_and_why(params: Params, runs: Path):
@@ -164,8 +165,52 @@ def test_a_stand_in_never_fills_the_original_column(params: Params, runs: Path):
     assert (original["value"], original["status"], original["note"]) == (
         None,
         "not run",
-        "no suite reads WikiText-2",
+        "its data set is not here",
     )
+    stand_in = cell(frame, "standins", "smoke", "mdn", "standin_squad")
+    assert (stand_in["value"], stand_in["status"], stand_in["window"]) == (32.5, "ok", 256)
+    for column in ("squad", "fda", "retrieval_average"):
+        original = cell(frame, "table2", "smoke", "mdn", column)
+        assert (original["value"], original["status"]) == (None, "not run")
+        assert original["note"] == "its data set is not here"
+
+
+@pytest.mark.parametrize(
+    ("suite", "table", "columns", "average"),
+    [
+        ("retrieval", "table2", RETRIEVAL, "retrieval_average"),
+        ("longbench", "table3", LONGBENCH, "longbench_average"),
+    ],
+)
+def test_scores_of_a_suites_sets_make_its_average(params: Params, runs: Path, suite, table, columns, average):
+    path = runs / "smoke" / "mdn" / "evaluation" / f"{suite}.json"
+    rows = [
+        {
+            "task": c.task,
+            "metric": c.metric,
+            "value": n / 100,
+            "stderr": 0.03,
+            "n": 8,
+            "limit": 8,
+            "truncated": 1,
+        }
+        for n, c in enumerate(columns)
+    ]
+    edit(path, lambda e: e.update(results=e["results"] + rows, not_run={}))
+    found = cell(cells(params, runs), table, "smoke", "mdn", average)
+    assert found["value"] == pytest.approx((len(columns) - 1) / 2)
+    assert found["stderr"] == pytest.approx(3 / math.sqrt(len(columns)))
+    edit(path, lambda e: e["results"].pop())
+    found = cell(cells(params, runs), table, "smoke", "mdn", average)
+    assert (found["value"], found["status"]) == (None, "missing")
+    assert found["note"] == f"needs all {len(columns)} tasks; without a value: {columns[-1].title}"
+
+
+def test_tasks_of_the_same_name_in_two_suites_are_kept_apart(params: Params, runs: Path):
+    row = {"task": "triviaqa", "metric": "contains", "value": 0.5, "stderr": None, "n": 1}
+    path = runs / "smoke" / "mdn" / "evaluation" / "longbench.json"
+    edit(path, lambda e: e["results"].append(row))
+    assert cell(cells(params, runs), "table2", "smoke", "mdn", "triviaqa")["status"] == "not run"
 
 
 def test_suites_that_are_switched_off_say_how_to_switch_them_on(params: Params, runs: Path):
@@ -203,7 +248,7 @@ def test_one_failed_accuracy_fails_the_average(params: Params, runs: Path):
     edit(path, lambda e: e["results"][2].update(value=None))
     found = cell(cells(params, runs), "table2", "smoke", "mdn", "lm_average")
     assert (found["value"], found["status"]) == (None, "failed")
-    assert found["note"] == "needs all eight accuracies; without a value: ARC-C acc_n"
+    assert found["note"] == "needs all 8 tasks; without a value: ARC-C acc_n"
 
 
 @pytest.mark.parametrize("value", [None, "nan", True])
@@ -254,5 +299,5 @@ def test_a_broken_file_is_named(params: Params, runs: Path):
 def test_scales_without_runs_or_published_values_make_no_table(params: Params, runs: Path):
     frame = cells(params, runs)
     assert set(frame["scale"]) == {"smoke", "400m", "1b3"}
-    assert set(frame.filter(pl.col("scale") == "1b3")["table"]) == {"table2"}
+    assert set(frame.filter(pl.col("scale") == "1b3")["table"]) == {"table2", "table3"}
     assert "table4-bounds" not in set(frame.filter(pl.col("scale") == "smoke")["table"])

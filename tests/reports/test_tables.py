@@ -128,3 +128,15 @@ def test_csv_holds_value_error_items_published_gap_and_status(rendered: Path):
         -0.02,
     )
     assert (mdn["wikitext_ppl_value"], mdn["wikitext_ppl_status"]) == (None, "not run")
+
+
+def test_notes_tell_windows_cut_prompts_and_what_stand_ins_are(params: Params, runs: Path):
+    notes = formatted(params, runs)["standins-smoke"].notes()
+    code, qasper = "Standard library", "Qasper yes/no F1"
+    assert any(note.startswith("SQuAD questions: 1000 real items of SQuAD") for note in notes)
+    windows = f"256 (SQuAD questions, DROP questions, Held-out numbers); 512 ({qasper}, {code})"
+    assert f"window, tokens: {windows}" in notes
+    assert f"cut to fit into it: {qasper} 3 of 8; {code} 3 of 8" in notes
+    notes = formatted(params, runs)["table2-smoke"].notes()
+    assert "window, tokens: 1024" in notes
+    assert not any(note.startswith("cut") for note in notes)

@@ -94,6 +94,32 @@ def test_two_ranks_train_what_one_does(cell, alone, name, machine, starter):
     assert printed.count("adopted") == 1
 
 
+POISON = """
+import os, runpy, sys
+from mdn.training import lit
+original = lit.LitLanguageModel.training_step
+def step(self, batch, index):
+    loss = original(self, batch, index)
+    return loss * float("nan") if self.global_step == 3 and os.environ.get("RANK") == "1" else loss
+lit.LitLanguageModel.training_step = step
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(cell):
+    records = []
+    for strategy in ("ddp", "fsdp"):
+        starter = [sys.executable, "-c", POISON]
+        record, _ = finish(*cell(f"poisoned {strategy}", TWO | {"strategy": strategy}, starter))
+        assert record.metrics["skipped_steps"] == 1
+        assert all(torch.isfinite(t).all() for t in load_file(record.weights).values())
+        records.append([line["train/loss"] for line in record.log() if "train/loss" in line])
+    ddp, fsdp = records
+    assert ddp[3] == fsdp[3] == "nan"
+    assert ddp[4:] == pytest.approx(fsdp[4:], rel=1e-5)
+
+
 def test_ranks_started_at_once_open_one_record(cell, alone):
     """A changed configuration is archived once, whoever comes first."""
     words, record = cell("changed", TWO | {"launcher": "torchrun"}, TORCHRUN, lr=1e-3)

@@ -3,10 +3,12 @@
 B batch · T tokens · H heads · K key channels · V value channels · N sequences
 """
 
+import torch
 from torch import Tensor
 
 from mdn_kernels.common.check import check_inputs
-from mdn_kernels.registry import register_torch, select
+from mdn_kernels.common.fla import register_fla, trusted
+from mdn_kernels.registry import KernelVersion, register, register_torch, select
 
 OP = "kda"
 
@@ -16,6 +18,19 @@ register_torch(
     __name__,
     "chunk",
     "chunks of 64, as gated_delta_rule's, in blocks of 8 where the decay cannot be factored",
+)
+register_fla(OP, __name__, "chunk_kda", automatic=trusted())
+register(
+    KernelVersion(
+        op=OP,
+        name="step_triton",
+        module=f"{__name__}.step_triton",
+        devices=("cuda",),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        max_key=256,
+        decodes=True,
+        note="decoding: one token in one launch, the state read and written once",
+    )
 )
 
 

@@ -37,6 +37,31 @@ register(
         note="v2_segsum's chunks in Triton, with a backward written by hand",
     )
 )
+register(
+    KernelVersion(
+        op=OP,
+        name="v4_hopper",
+        module=f"{__name__}.v4_hopper",
+        devices=("cuda",),
+        dtypes=(torch.bfloat16, torch.float16),
+        keys=(64, 128, 256),
+        value_step=64,
+        capability=(9, 0),
+        note="v3_triton with scans in Gluon that never wait for memory",
+    )
+)
+register(
+    KernelVersion(
+        op=OP,
+        name="step_triton",
+        module=f"{__name__}.step_triton",
+        devices=("cuda",),
+        dtypes=(torch.float32, torch.bfloat16, torch.float16),
+        max_key=256,
+        decodes=True,
+        note="decoding: one token in one launch, each state read and written once",
+    )
+)
 
 
 def momentum_delta_rule(

@@ -2,136 +2,87 @@
 """Triton kernels of v3_triton; README.md derives the forward, the comments below say what a backward line is.
 
 C tokens of a chunk, rows i and r, columns j · K key · V value · H heads · tokens: all of a batch in one row.
-Q, K, V, O are [tokens, H, ·]; everything of C × C is [H, tokens, C], one row a token; gates are [tokens, H].
-Rows behind a sequence's end are loaded as zeros, which is neutral: log gates of 0, no key, no step.
+Q, K, V, O are [tokens, H, ·] and gates [tokens, H]; what is formed for a chunk and head is [chunks, H, C, ·].
+Rows behind a sequence's end are loaded as zeros, which is neutral: log gates of 0, no key, no step. What is
+formed for a chunk is zero there too.
 
-A program finds its chunk in three tables: `owner` [chunks], the sequence of a chunk (N: the chunk is not
-used), `first` [N + 1], a sequence's first chunk, and `starts` [N + 1], its first token.
+The backward goes through long sequences in spans, last one first, so that chunk states exist for one span at
+a time, in `slots`. Tables say where a span is (chunked.Chunks): `owner` [slots], the sequence of a slot (N:
+the slot is not used); `slots`, `first`, `begin`, `end` [N], of each sequence its first slot, its first chunk
+among those of all spans, its first token, and the token behind its last.
 """
 
 import triton
 import triton.language as tl
 
-C = tl.constexpr(64)
-BLOCK = tl.constexpr(16)  # of the triangular inverse
+from mdn_kernels.common.tiles import (
+    C,
+    load_gate,
+    load_state,
+    load_tokens,
+    segment_decay,
+    segment_gradient,
+    store_gate,
+    store_state,
+    store_tokens,
+    unit_lower_inverse,
+)
 
-# Rows of `coefficients` [6, H, tokens] and `sums` [5, K blocks, H, tokens].
+# Rows of `coefficients` [chunks, H, 6, C] and `sums` [slots, H, K blocks, 5, C].
 A, B, B_READ, TO_S, TO_M, U = (tl.constexpr(i) for i in range(6))
 D_A, D_B, D_B_READ, D_TO_S, D_TO_M = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
-def locate(chunk, owner, first, starts):
-    """A chunk's first token, and how many tokens of its sequence there are from it on."""
-    n = tl.load(owner + chunk)
-    start = tl.load(starts + n) + (chunk - tl.load(first + n)) * C
-    return start.to(tl.int64), tl.load(starts + n + 1) - start
+def locate(slot, owner, slots, first, begin, end):
+    """A slot's first token, how many tokens of its span there are from it on, and its chunk."""
+    n = tl.load(owner + slot)
+    i = slot - tl.load(slots + n)
+    start = tl.load(begin + n) + i * C
+    return start.to(tl.int64), tl.load(end + n) - start, (tl.load(first + n) + i).to(tl.int64)
 
 
 @triton.jit
-def inside(column, columns: tl.constexpr):
-    """Which columns of a block exist; known when compiled if its width, a power of two, divides them."""
-    if (column.shape[0] - 1) & columns == 0:
-        return tl.full(column.shape, True, tl.int1)
-    return column < columns
+def load_row(x):
+    """One number a row of a chunk: x [C]."""
+    return tl.load(x + tl.arange(0, C))
 
 
 @triton.jit
-def load_tokens(x, column, rows, columns: tl.constexpr, stride: tl.constexpr):
-    """x[row, column] [C, ·] of the tokens from x on, of which there are `rows`; zeros outside."""
-    row = tl.arange(0, C)
-    mask = (row < rows)[:, None] & inside(column, columns)[None, :]
-    return tl.load(x + row[:, None] * stride + column[None, :], mask=mask, other=0.0)
+def store_row(x, values):
+    tl.store(x + tl.arange(0, C), values)
 
 
 @triton.jit
-def store_tokens(x, tile, column, rows, columns: tl.constexpr, stride: tl.constexpr):
-    row = tl.arange(0, C)
-    mask = (row < rows)[:, None] & inside(column, columns)[None, :]
-    tl.store(x + row[:, None] * stride + column[None, :], tile.to(x.dtype.element_ty), mask=mask)
+def load_square(x):
+    """x [C, C] of a chunk."""
+    return tl.load(x + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :])
 
 
 @triton.jit
-def load_state(x, channel, value, K: tl.constexpr, V: tl.constexpr):
-    """x[channel, value] of a state [K, V]; zeros outside."""
-    mask = inside(channel, K)[:, None] & inside(value, V)[None, :]
-    return tl.load(x + channel[:, None] * V + value[None, :], mask=mask, other=0.0)
+def store_square(x, tile):
+    tl.store(x + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :], tile.to(x.dtype.element_ty))
 
 
-@triton.jit
-def store_state(x, tile, channel, value, K: tl.constexpr, V: tl.constexpr):
-    mask = inside(channel, K)[:, None] & inside(value, V)[None, :]
-    tl.store(x + channel[:, None] * V + value[None, :], tile.to(x.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def load_row(x, rows, stride: tl.constexpr = 1):
-    """x[row] [C], as for load_tokens."""
-    row = tl.arange(0, C)
-    return tl.load(x + row * stride, mask=row < rows, other=0.0)
-
-
-@triton.jit
-def store_row(x, values, rows, stride: tl.constexpr = 1):
-    row = tl.arange(0, C)
-    tl.store(x + row * stride, values, mask=row < rows)
-
-
-@triton.jit
-def segment_decay(log_gate, row, column):
-    """L[i, r] = exp(Σ_{r<s≤i} log_gate_s), lower triangular; each segment is summed by itself."""
-    terms = tl.where(row[:, None] > column[None, :], log_gate[:, None], 0.0)
-    return tl.where(row[:, None] >= column[None, :], tl.exp(tl.cumsum(terms, 0)), 0.0)
-
-
-@triton.jit
-def segment_gradient(dL, L, row, column):
-    """The gradient of log_gate_t through segment_decay: Σ dL[i, r] L[i, r] over i ≥ t > r."""
-    crossing = tl.where(row[:, None] > column[None, :], dL * L, 0.0)
-    later = tl.cumsum(crossing, 0, reverse=True)
-    return tl.sum(tl.where(row[:, None] > column[None, :], later, 0.0), 1)
-
-
-@triton.jit
-def unit_lower_inverse(N, row, column, PRECISION: tl.constexpr):
-    """(I + N)⁻¹ of a strictly lower triangular N [C, C].
-
-    Rows are substituted inside the diagonal blocks, in all of them at once; then, with X the inverse of the
-    diagonal blocks and E the rest of N, (I + N)⁻¹ = (I + X E)⁻¹ X, and the fourth power of X E is zero.
-    """
-    same = (row[:, None] // BLOCK) == (column[None, :] // BLOCK)
-    identity = tl.where(row[:, None] == column[None, :], 1.0, 0.0)
-    diagonal = tl.where(same, N, 0.0)
-    X = identity
-    for i in range(1, BLOCK):
-        new = (row[:, None] % BLOCK) == i
-        coefficient = tl.sum(tl.where(new, diagonal, 0.0), 0)
-        known = tl.sum(coefficient[:, None] * X, 0)
-        X = tl.where(new & same, identity - known[None, :], X)
-    F = tl.dot(X, N - diagonal, input_precision=PRECISION)
-    F2 = tl.dot(F, F, input_precision=PRECISION)
-    return tl.dot(identity - F + F2 - tl.dot(F, F2, input_precision=PRECISION), X, input_precision=PRECISION)
-
-
-@triton.jit(do_not_specialize=["N", "tokens"])
+@triton.jit(do_not_specialize=["N"])
 def prepare(
     q, k, log_alpha, beta, log_mu, eta,
     inverse, scores, coefficients,
-    owner, first, starts, N, tokens, scale,
+    owner, slots, first, begin, end, N, scale,
     H: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Per chunk and head: T⁻¹, (Q Kᵀ) ⊙ Γ ⊙ η, and the coefficients a, b, b', g = Γ_C ⊙ η, m, u."""
-    chunk, h = tl.program_id(0), tl.program_id(1)
-    if tl.load(owner + chunk) >= N:
+    slot, h = tl.program_id(0), tl.program_id(1)
+    if tl.load(owner + slot) >= N:
         return
-    start, rows = locate(chunk, owner, first, starts)
+    start, rows, chunk = locate(slot, owner, slots, first, begin, end)
     row, column = tl.arange(0, C), tl.arange(0, C)
-    at_gate, at_row = start * H + h, h * tokens.to(tl.int64) + start
-    at_K, square = at_gate * K, at_row * C
-    log_alpha_i = load_row(log_alpha + at_gate, rows, H)
-    log_mu_i = load_row(log_mu + at_gate, rows, H)
-    beta_i = load_row(beta + at_gate, rows, H)
-    eta_j = load_row(eta + at_gate, rows, H)
+    at_gate, at_chunk = start * H + h, chunk * H + h
+    at_K, square = at_gate * K, at_chunk * C * C
+    log_alpha_i = load_gate(log_alpha + at_gate, rows, H)
+    log_mu_i = load_gate(log_mu + at_gate, rows, H)
+    beta_i = load_gate(beta + at_gate, rows, H)
+    eta_j = load_gate(eta + at_gate, rows, H)
 
     KK = tl.zeros((C, C), tl.float32)
     QK = tl.zeros((C, C), tl.float32)
@@ -154,59 +105,63 @@ def prepare(
     to_S = tl.sum(tl.where(row[:, None] == C - 1, gamma, 0.0), 0) * eta_j
     to_M = tl.sum(tl.where(row[:, None] == C - 1, L_mu, 0.0), 0) * eta_j
 
-    at = coefficients + at_row
-    plane = H * tokens.to(tl.int64)
-    store_row(at + A * plane, a, rows)
-    store_row(at + B * plane, b_read + beta_u, rows)
-    store_row(at + B_READ * plane, b_read, rows)
-    store_row(at + TO_S * plane, to_S, rows)
-    store_row(at + TO_M * plane, to_M, rows)
-    store_row(at + U * plane, u, rows)
+    exists = row < rows
+    at = coefficients + at_chunk * 6 * C
+    store_row(at + A * C, tl.where(exists, a, 0.0))
+    store_row(at + B * C, tl.where(exists, b_read + beta_u, 0.0))
+    store_row(at + B_READ * C, tl.where(exists, b_read, 0.0))
+    store_row(at + TO_S * C, to_S)
+    store_row(at + TO_M * C, to_M)
+    store_row(at + U * C, u)
 
-    store_tokens(scores + square, scale * QK * gamma * eta_j[None, :], column, rows, C, C)
+    store_square(scores + square, scale * QK * gamma * eta_j[None, :])
     T_inverse = unit_lower_inverse(KK * gamma_read * eta_j[None, :], row, column, PRECISION)
-    store_tokens(inverse + square, T_inverse, column, rows, C, C)
+    store_square(inverse + square, tl.where(exists[:, None], T_inverse, 0.0))
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["span"])
 def scan(
     k, v, inverse, coefficients, residual,
     initial_S, initial_M, states_S, states_M, final_S, final_M,
-    first, starts, tokens,
+    marks_S, marks_M, span, slots, first, begin, end,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     SOLVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Carries S and M over a sequence's chunks and stores them as they are before each chunk.
+    """Carries S and M over a sequence's chunks and stores them as they are before each chunk, in `marks`
+    [spans − 1, N, H, K, V] before each span but the first.
 
     SOLVE: the residuals Ṽ = T⁻¹ (V − a ⊙ K S + b' ⊙ K M) are computed and stored; else they are read.
     """
     block, n, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
-    start, length = tl.load(starts + n).to(tl.int64), tl.load(starts + n + 1) - tl.load(starts + n)
-    chunk = tl.load(first + n).to(tl.int64)
-    row, channel, value = tl.arange(0, C), tl.arange(0, BK), block * BV + tl.arange(0, BV)
+    start, length = tl.load(begin + n).to(tl.int64), tl.load(end + n) - tl.load(begin + n)
+    chunk, slot = tl.load(first + n).to(tl.int64), tl.load(slots + n).to(tl.int64)
+    channel, value = tl.arange(0, BK), block * BV + tl.arange(0, BV)
     own = (n.to(tl.int64) * H + h) * K * V
     S = tl.zeros((BK, BV), tl.float32)
     M = tl.zeros((BK, BV), tl.float32)
     if initial_S is not None:
         S = load_state(initial_S + own, channel, value, K, V)
         M = load_state(initial_M + own, channel, value, K, V)
-    plane = H * tokens.to(tl.int64)
     dtype = k.dtype.element_ty
     for i in range(tl.cdiv(length, C)):
+        if (i > 0) & (i % span == 0):
+            mark = (i // span - 1) * tl.num_programs(1).to(tl.int64) * K * V + own
+            store_state(marks_S + mark, S, channel, value, K, V)
+            store_state(marks_M + mark, M, channel, value, K, V)
         if states_S is not None:
-            state = ((chunk + i) * H + h) * K * V
+            state = ((slot + i) * H + h) * K * V
             store_state(states_S + state, S, channel, value, K, V)
             store_state(states_M + state, M, channel, value, K, V)
         token, rows = start + i * C, length - i * C
         at_K, at_V = (token * H + h) * K, (token * H + h) * V
-        at_row = h * tokens.to(tl.int64) + token
-        square, at = at_row * C, coefficients + at_row
+        at_chunk = (chunk + i) * H + h
+        square, at = at_chunk * C * C, coefficients + at_chunk * 6 * C
         last = at + tl.minimum(rows, C) - 1
         k_i = load_tokens(k + at_K, channel, rows, K, H * K)
         if SOLVE:
-            a = load_row(at + A * plane, rows)
-            b_read = load_row(at + B_READ * plane, rows)
-            T_inverse = load_tokens(inverse + square, row, rows, C, C)
+            a = load_row(at + A * C)
+            b_read = load_row(at + B_READ * C)
+            T_inverse = load_square(inverse + square)
             v_i = load_tokens(v + at_V, value, rows, V, H * V).to(tl.float32)
             KS = tl.dot(k_i, S.to(dtype), input_precision=PRECISION)
             KM = tl.dot(k_i, M.to(dtype), input_precision=PRECISION)
@@ -215,33 +170,32 @@ def scan(
             store_tokens(residual + at_V, x, value, rows, V, H * V)
         else:
             x = load_tokens(residual + at_V, value, rows, V, H * V).to(tl.float32)
-        to_S = load_row(at + TO_S * plane, rows)
-        to_M = load_row(at + TO_M * plane, rows)
-        S = tl.load(last + A * plane) * S - tl.load(last + B * plane) * M
+        to_S = load_row(at + TO_S * C)
+        to_M = load_row(at + TO_M * C)
+        S = tl.load(last + A * C) * S - tl.load(last + B * C) * M
         S = tl.dot(tl.trans(k_i), (to_S[:, None] * x).to(dtype), S, input_precision=PRECISION)
-        M = tl.load(last + U * plane) * M
+        M = tl.load(last + U * C) * M
         M = tl.dot(tl.trans(k_i), (-to_M[:, None] * x).to(dtype), M, input_precision=PRECISION)
     if final_S is not None:
         store_state(final_S + own, S, channel, value, K, V)
         store_state(final_M + own, M, channel, value, K, V)
 
 
-@triton.jit(do_not_specialize=["N", "tokens"])
+@triton.jit(do_not_specialize=["N"])
 def output(
     q, scores, coefficients, residual, states_S, states_M, o,
-    owner, first, starts, N, tokens, scale,
+    owner, slots, first, begin, end, N, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """O = a ⊙ Q S − b ⊙ Q M + [(Q Kᵀ) ⊙ Γ ⊙ η] Ṽ."""
-    block, chunk, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if tl.load(owner + chunk) >= N:
+    block, slot, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tl.load(owner + slot) >= N:
         return
-    start, rows = locate(chunk, owner, first, starts)
-    at_row = h * tokens.to(tl.int64) + start
-    at_K, at_V, square = (start * H + h) * K, (start * H + h) * V, at_row * C
-    row, value = tl.arange(0, C), block * BV + tl.arange(0, BV)
-    state = (chunk.to(tl.int64) * H + h) * K * V
+    start, rows, chunk = locate(slot, owner, slots, first, begin, end)
+    at_K, at_V, at_chunk = (start * H + h) * K, (start * H + h) * V, chunk * H + h
+    value = block * BV + tl.arange(0, BV)
+    state, square = (slot.to(tl.int64) * H + h) * K * V, at_chunk * C * C
     QS = tl.zeros((C, BV), tl.float32)
     QM = tl.zeros((C, BV), tl.float32)
     for k0 in range(0, K, BK):
@@ -249,22 +203,21 @@ def output(
         q_i = load_tokens(q + at_K, channel, rows, K, H * K)
         QS = tl.dot(q_i, load_state(states_S + state, channel, value, K, V), QS, input_precision=PRECISION)
         QM = tl.dot(q_i, load_state(states_M + state, channel, value, K, V), QM, input_precision=PRECISION)
-    at = coefficients + at_row
-    plane = H * tokens.to(tl.int64)
-    a = load_row(at + A * plane, rows)
-    b = load_row(at + B * plane, rows)
-    scores_ij = load_tokens(scores + square, row, rows, C, C)
+    at = coefficients + at_chunk * 6 * C
+    a = load_row(at + A * C)
+    b = load_row(at + B * C)
+    scores_ij = load_square(scores + square)
     x = load_tokens(residual + at_V, value, rows, V, H * V)
     o_i = scale * (a[:, None] * QS - b[:, None] * QM)
     o_i = tl.dot(scores_ij, x, o_i, input_precision=PRECISION)
     store_tokens(o + at_V, o_i, value, rows, V, H * V)
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit
 def reverse_scan(
     q, k, do, inverse, scores, coefficients, dr,
     final_dS, final_dM, states_dS, states_dM, initial_dS, initial_dM,
-    first, starts, tokens, scale,
+    slots, first, begin, end, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -273,38 +226,37 @@ def reverse_scan(
     dR = T⁻ᵀ dṼ is the gradient of V too.
     """
     block, n, h = tl.program_id(0), tl.program_id(1) // H, tl.program_id(1) % H
-    start, length = tl.load(starts + n).to(tl.int64), tl.load(starts + n + 1) - tl.load(starts + n)
-    chunk = tl.load(first + n).to(tl.int64)
-    row, channel, value = tl.arange(0, C), tl.arange(0, BK), block * BV + tl.arange(0, BV)
+    start, length = tl.load(begin + n).to(tl.int64), tl.load(end + n) - tl.load(begin + n)
+    chunk, slot = tl.load(first + n).to(tl.int64), tl.load(slots + n).to(tl.int64)
+    channel, value = tl.arange(0, BK), block * BV + tl.arange(0, BV)
     own = (n.to(tl.int64) * H + h) * K * V
     dS = tl.zeros((BK, BV), tl.float32)
     dM = tl.zeros((BK, BV), tl.float32)
     if final_dS is not None:
         dS = load_state(final_dS + own, channel, value, K, V)
         dM = load_state(final_dM + own, channel, value, K, V)
-    plane = H * tokens.to(tl.int64)
     dtype = k.dtype.element_ty
     count = tl.cdiv(length, C)
     for done in range(count):
         i = count - 1 - done
-        state = ((chunk + i) * H + h) * K * V
+        state = ((slot + i) * H + h) * K * V
         store_state(states_dS + state, dS, channel, value, K, V)
         store_state(states_dM + state, dM, channel, value, K, V)
         token, rows = start + i * C, length - i * C
         at_K, at_V = (token * H + h) * K, (token * H + h) * V
-        at_row = h * tokens.to(tl.int64) + token
-        square, at = at_row * C, coefficients + at_row
+        at_chunk = (chunk + i) * H + h
+        square, at = at_chunk * C * C, coefficients + at_chunk * 6 * C
         last = at + tl.minimum(rows, C) - 1
         k_i = load_tokens(k + at_K, channel, rows, K, H * K)
         q_i = load_tokens(q + at_K, channel, rows, K, H * K)
         do_i = load_tokens(do + at_V, value, rows, V, H * V)
-        scores_ij = load_tokens(scores + square, row, rows, C, C)
-        T_inverse = load_tokens(inverse + square, row, rows, C, C)
-        a = load_row(at + A * plane, rows)
-        b = load_row(at + B * plane, rows)
-        b_read = load_row(at + B_READ * plane, rows)
-        to_S = load_row(at + TO_S * plane, rows)
-        to_M = load_row(at + TO_M * plane, rows)
+        scores_ij = load_square(scores + square)
+        T_inverse = load_square(inverse + square)
+        a = load_row(at + A * C)
+        b = load_row(at + B * C)
+        b_read = load_row(at + B_READ * C)
+        to_S = load_row(at + TO_S * C)
+        to_M = load_row(at + TO_M * C)
 
         KdS = tl.dot(k_i, dS.to(dtype), input_precision=PRECISION)
         KdM = tl.dot(k_i, dM.to(dtype), input_precision=PRECISION)
@@ -314,10 +266,10 @@ def reverse_scan(
         store_tokens(dr + at_V, dr_i, value, rows, V, H * V)
 
         do_i = scale * do_i.to(tl.float32)
-        dM = tl.load(last + U * plane) * dM - tl.load(last + B * plane) * dS
+        dM = tl.load(last + U * C) * dM - tl.load(last + B * C) * dS
         dM = tl.dot(tl.trans(q_i), (-b[:, None] * do_i).to(dtype), dM, input_precision=PRECISION)
         dM = tl.dot(tl.trans(k_i), (b_read[:, None] * dr_i).to(dtype), dM, input_precision=PRECISION)
-        dS = tl.load(last + A * plane) * dS
+        dS = tl.load(last + A * C) * dS
         dS = tl.dot(tl.trans(q_i), (a[:, None] * do_i).to(dtype), dS, input_precision=PRECISION)
         dS = tl.dot(tl.trans(k_i), (-a[:, None] * dr_i).to(dtype), dS, input_precision=PRECISION)
     if initial_dS is not None:
@@ -325,27 +277,28 @@ def reverse_scan(
         store_state(initial_dM + own, dM, channel, value, K, V)
 
 
-@triton.jit(do_not_specialize=["N", "tokens"])
+@triton.jit(do_not_specialize=["N"])
 def outer_backward(
     q, k, do, dr, residual, coefficients,
     states_S, states_M, states_dS, states_dM,
     dq, dk, sums, inner,
-    owner, first, starts, N, tokens, scale,
+    owner, slots, first, begin, end, N, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What dQ, dK and the coefficients get from the states before (S, M) and after (dS, dM) the chunk.
 
-    sums [5, K blocks, H, tokens]: gradients of a, b and b', and the row sums of K ⊙ Ṽ dSᵀ and K ⊙ Ṽ dMᵀ.
-    inner [3, K blocks, chunks, H]: ⟨dS, S⟩, ⟨dS, M⟩ and ⟨dM, M⟩.
+    sums [slots, H, K blocks, 5, C]: gradients of a, b and b', and the row sums of K ⊙ Ṽ dSᵀ and K ⊙ Ṽ dMᵀ.
+    inner [slots, H, K blocks, 3]: ⟨dS, S⟩, ⟨dS, M⟩ and ⟨dM, M⟩.
     """
-    block, chunk, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if tl.load(owner + chunk) >= N:
+    block, slot, h = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tl.load(owner + slot) >= N:
         return
-    start, rows = locate(chunk, owner, first, starts)
+    start, rows, chunk = locate(slot, owner, slots, first, begin, end)
     at_K, at_V = (start * H + h) * K, (start * H + h) * V
     channel = block * BK + tl.arange(0, BK)
-    state = (chunk.to(tl.int64) * H + h) * K * V
+    at_slot = slot.to(tl.int64) * H + h
+    state = at_slot * K * V
     doS = tl.zeros((C, BK), tl.float32)
     doM = tl.zeros((C, BK), tl.float32)
     drS = tl.zeros((C, BK), tl.float32)
@@ -374,55 +327,53 @@ def outer_backward(
         dS_M += tl.sum(dS.to(tl.float32) * M.to(tl.float32), 1)
         dM_M += tl.sum(dM.to(tl.float32) * M.to(tl.float32), 1)
 
-    at = coefficients + h * tokens.to(tl.int64) + start
-    plane = H * tokens.to(tl.int64)
-    a = load_row(at + A * plane, rows)[:, None]
-    b = load_row(at + B * plane, rows)[:, None]
-    b_read = load_row(at + B_READ * plane, rows)[:, None]
-    to_S = load_row(at + TO_S * plane, rows)[:, None]
-    to_M = load_row(at + TO_M * plane, rows)[:, None]
+    at = coefficients + (chunk * H + h) * 6 * C
+    a = load_row(at + A * C)[:, None]
+    b = load_row(at + B * C)[:, None]
+    b_read = load_row(at + B_READ * C)[:, None]
+    to_S = load_row(at + TO_S * C)[:, None]
+    to_M = load_row(at + TO_M * C)[:, None]
     q_i = load_tokens(q + at_K, channel, rows, K, H * K).to(tl.float32)
     k_i = load_tokens(k + at_K, channel, rows, K, H * K).to(tl.float32)
-    store_tokens(dq + at_K, scale * (a * doS - b * doM), channel, rows, K, H * K)
+    at = at_slot * C * K
+    store_tokens(dq + at, scale * (a * doS - b * doM), channel, C, K, K)
     dk_i = -a * drS + b_read * drM + to_S * xdS - to_M * xdM
-    store_tokens(dk + at_K, dk_i, channel, rows, K, H * K)
+    store_tokens(dk + at, dk_i, channel, C, K, K)
 
-    blocks = tl.num_programs(0)
-    at = sums + (block * H + h) * tokens.to(tl.int64) + start
-    plane = blocks * H * tokens.to(tl.int64)
-    store_row(at + D_A * plane, tl.sum(scale * q_i * doS - k_i * drS, 1), rows)
-    store_row(at + D_B * plane, tl.sum(-scale * q_i * doM, 1), rows)
-    store_row(at + D_B_READ * plane, tl.sum(k_i * drM, 1), rows)
-    store_row(at + D_TO_S * plane, tl.sum(k_i * xdS, 1), rows)
-    store_row(at + D_TO_M * plane, tl.sum(k_i * xdM, 1), rows)
-    chunks = tl.num_programs(1)
-    at = inner + (block * chunks + chunk) * H + h
-    tl.store(at, tl.sum(dS_S, 0))
-    tl.store(at + blocks * chunks * H, tl.sum(dS_M, 0))
-    tl.store(at + 2 * blocks * chunks * H, tl.sum(dM_M, 0))
+    at_block = at_slot * tl.num_programs(0) + block
+    at = sums + at_block * 5 * C
+    store_row(at + D_A * C, tl.sum(scale * q_i * doS - k_i * drS, 1))
+    store_row(at + D_B * C, tl.sum(-scale * q_i * doM, 1))
+    store_row(at + D_B_READ * C, tl.sum(k_i * drM, 1))
+    store_row(at + D_TO_S * C, tl.sum(k_i * xdS, 1))
+    store_row(at + D_TO_M * C, tl.sum(k_i * xdM, 1))
+    tl.store(inner + at_block * 3, tl.sum(dS_S, 0))
+    tl.store(inner + at_block * 3 + 1, tl.sum(dS_M, 0))
+    tl.store(inner + at_block * 3 + 2, tl.sum(dM_M, 0))
 
 
-@triton.jit(do_not_specialize=["N", "tokens"])
+@triton.jit(do_not_specialize=["N"])
 def inner_backward(
     q, k, log_alpha, beta, log_mu, eta, do, dr, residual, sums, inner,
     dq_outer, dk_outer,
     dq, dk, dlog_alpha, dbeta, dlog_mu, deta,
-    owner, first, starts, N, tokens, scale,
+    owner, slots, first, begin, end, N, scale,
     H: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
     BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Inside the chunk: completes dQ and dK, and the gates' gradients. BLOCKS: K blocks of sums and inner."""
-    chunk, h = tl.program_id(0), tl.program_id(1)
-    if tl.load(owner + chunk) >= N:
+    slot, h = tl.program_id(0), tl.program_id(1)
+    if tl.load(owner + slot) >= N:
         return
-    start, rows = locate(chunk, owner, first, starts)
+    start, rows, _ = locate(slot, owner, slots, first, begin, end)
+    at_slot = slot.to(tl.int64) * H + h
     row, column = tl.arange(0, C), tl.arange(0, C)
     at_gate = start * H + h
     at_K, at_V = at_gate * K, at_gate * V
-    log_alpha_i = load_row(log_alpha + at_gate, rows, H)
-    log_mu_i = load_row(log_mu + at_gate, rows, H)
-    beta_i = load_row(beta + at_gate, rows, H)
-    eta_j = load_row(eta + at_gate, rows, H)
+    log_alpha_i = load_gate(log_alpha + at_gate, rows, H)
+    log_mu_i = load_gate(log_mu + at_gate, rows, H)
+    beta_i = load_gate(beta + at_gate, rows, H)
+    eta_j = load_gate(eta + at_gate, rows, H)
     lower = row[:, None] >= column[None, :]
     strict = row[:, None] > column[None, :]
     at_end = row[:, None] == C - 1
@@ -459,10 +410,10 @@ def inner_backward(
         k_i = load_tokens(k + at_K, channel, rows, K, H * K)
         QK = tl.dot(q_i, tl.trans(k_i), QK, input_precision=PRECISION)
         KK = tl.dot(k_i, tl.trans(k_i), KK, input_precision=PRECISION)
-        dq_i = load_tokens(dq_outer + at_K, channel, rows, K, H * K)
+        dq_i = load_tokens(dq_outer + at_slot * C * K, channel, C, K, K)
         dq_i = tl.dot(dQK, k_i, dq_i, input_precision=PRECISION)
         store_tokens(dq + at_K, dq_i, channel, rows, K, H * K)
-        dk_i = load_tokens(dk_outer + at_K, channel, rows, K, H * K)
+        dk_i = load_tokens(dk_outer + at_slot * C * K, channel, C, K, K)
         dk_i = tl.dot(tl.trans(dQK), q_i, dk_i, input_precision=PRECISION)
         dk_i = tl.dot(dKK, k_i, dk_i, input_precision=PRECISION)
         store_tokens(dk + at_K, dk_i, channel, rows, K, H * K)
@@ -475,19 +426,17 @@ def inner_backward(
     dS_S = 0.0
     dS_M = 0.0
     dM_M = 0.0
-    chunks = tl.num_programs(0)
-    plane = BLOCKS * H * tokens.to(tl.int64)
     for block in range(BLOCKS):
-        at = sums + (block * H + h) * tokens.to(tl.int64) + start
-        da += load_row(at + D_A * plane, rows)
-        db += load_row(at + D_B * plane, rows)
-        db_read += load_row(at + D_B_READ * plane, rows)
-        dto_S += load_row(at + D_TO_S * plane, rows)
-        dto_M += load_row(at + D_TO_M * plane, rows)
-        at = inner + (block * chunks + chunk) * H + h
+        at = sums + (at_slot * BLOCKS + block) * 5 * C
+        da += load_row(at + D_A * C)
+        db += load_row(at + D_B * C)
+        db_read += load_row(at + D_B_READ * C)
+        dto_S += load_row(at + D_TO_S * C)
+        dto_M += load_row(at + D_TO_M * C)
+        at = inner + (at_slot * BLOCKS + block) * 3
         dS_S += tl.load(at)
-        dS_M += tl.load(at + BLOCKS * chunks * H)
-        dM_M += tl.load(at + 2 * BLOCKS * chunks * H)
+        dS_M += tl.load(at + 1)
+        dM_M += tl.load(at + 2)
     da += tl.where(row == C - 1, dS_S, 0.0)
     db -= tl.where(row == C - 1, dS_M, 0.0)
 
@@ -513,7 +462,7 @@ def inner_backward(
 
     dlog_alpha_i = segment_gradient(dL_alpha, L_alpha, row, column) + tl.cumsum(da * a, 0, reverse=True)
     dlog_mu_i = segment_gradient(dL_mu, L_mu, row, column) + tl.cumsum(du * u, 0, reverse=True)
-    store_row(dlog_alpha + at_gate, dlog_alpha_i, rows, H)
-    store_row(dbeta + at_gate, dbeta_i, rows, H)
-    store_row(dlog_mu + at_gate, dlog_mu_i, rows, H)
-    store_row(deta + at_gate, deta_j, rows, H)
+    store_gate(dlog_alpha + at_gate, dlog_alpha_i, rows, H)
+    store_gate(dbeta + at_gate, dbeta_i, rows, H)
+    store_gate(dlog_mu + at_gate, dlog_mu_i, rows, H)
+    store_gate(deta + at_gate, deta_j, rows, H)

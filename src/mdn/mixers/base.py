@@ -121,7 +121,7 @@ class LinearMixer(Mixer):
             initial_state=initial[0] if initial is not None and len(names) == 1 else initial,
             output_final_state=state is not None,
             cu_seqlens=cu_seqlens,
-            # One token is decoded by the recurrence, whatever version trained the model.
+            # One token has versions of its own, whatever version trained the model.
             version=self.kernel if inputs[0].shape[1] > 1 else None,
             **options,
         )

@@ -19,6 +19,7 @@ from mdn.config import ConfigError, RunConfig
 from mdn.mixers import Mixer, State, mixer_class
 from mdn.mixers.base import EPS, ShortConvolution, precise
 from mdn.models.block import Block
+from mdn.models.decoder import Decoder
 from mdn.models.loss import cross_entropy
 from mdn.pattern import expand
 from mdn_kernels.common.check import check_cu_seqlens
@@ -39,7 +40,9 @@ class LanguageModel(nn.Module):
         self.run = run
         kernel = None if run.kernel == "auto" else run.kernel
         self.mixers = expand(run.pattern, run.shape.layers)
-        self.embedding = nn.Embedding(vocabulary, run.d_model)
+        # Without values: torch would draw its own, and import its compiler for that on the meta device.
+        empty = torch.empty(vocabulary, run.d_model)
+        self.embedding = nn.Embedding.from_pretrained(empty, freeze=False)
         self.blocks = nn.ModuleList()
         for name in self.mixers:
             mixer = mixer_class(name)(run.d_model, run.shape, run.mixer_options(name), kernel)
@@ -133,11 +136,14 @@ class LanguageModel(nn.Module):
             raise ValueError(f"ids: shape {list(ids_BT.shape)} holds no prompt; start from end of text")
         if temperature < 0:
             raise ValueError(f"temperature: {temperature} is negative; use 0 for the most likely token")
-        states: list[State] | None = self.init_states(ids_BT.shape[0], ids_BT.device)
+        if max_new_tokens < 1:
+            return ids_BT
+        hidden_BTD, states = self.hidden(ids_BT, self.init_states(ids_BT.shape[0], ids_BT.device))
+        assert states is not None
+        decoder = Decoder(self, states)
         ended_B = torch.zeros(ids_BT.shape[0], dtype=torch.bool, device=ids_BT.device)
-        sequence, step_BT = [ids_BT], ids_BT
-        for _ in range(max_new_tokens):
-            hidden_BTD, states = self.hidden(step_BT, states)
+        sequence = [ids_BT]
+        while True:
             logits_BV = self.logits(hidden_BTD[:, -1])
             if temperature == 0:
                 next_B1 = logits_BV.argmax(-1, keepdim=True)
@@ -148,10 +154,9 @@ class LanguageModel(nn.Module):
                 next_B1 = next_B1.masked_fill(ended_B[:, None], eot)
                 ended_B = next_B1[:, 0] == eot
             sequence.append(next_B1)
-            step_BT = next_B1
-            if eot is not None and bool(ended_B.all()):
-                break
-        return torch.cat(sequence, 1)
+            if len(sequence) > max_new_tokens or (eot is not None and bool(ended_B.all())):
+                return torch.cat(sequence, 1)
+            hidden_BTD = decoder(next_B1)
 
     def parameter_groups(self) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
         """(with weight decay, without), each a list of (name, parameter).

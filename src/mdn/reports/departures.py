@@ -1,10 +1,11 @@
 """Where a scale differs from the paper's protocol, said from params.yaml and from the runs' manifests."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mdn.config import Params
 from mdn.reports.frame import published
-from mdn.reports.layout import heldout
+from mdn.reports.layout import LONGBENCH, RETRIEVAL, STAND_INS, WIKITEXT_PPL, Column, heldout
 from mdn.reports.runs import Run
 
 
@@ -79,14 +80,54 @@ def departures(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> 
     limit = at.evaluation.limit
     state("Items a task", "all", "all" if limit is None else f"the first {limit}")
     state("Evaluation window, tokens", "4096", str(at.evaluation.window))
-    stand_ins = ", ".join(column.title for column in heldout(params, scale))
-    state(
-        "WikiText perplexity",
-        "WikiText, window of 4K",
-        "not run" + (f"; own texts instead: {stand_ins}" if stand_ins else ""),
-    )
-    state("Retrieval at 2K", "FDA, SWDE, SQuAD, NQ, TQA, DROP", "not run")
+    judged = at.evaluation
+    for what, paper, columns, others, window, wanted in (
+        (
+            "WikiText perplexity",
+            "WikiText, window of 4K",
+            (WIKITEXT_PPL,),
+            heldout(params, scale),
+            judged.window,
+            4096,
+        ),
+        (
+            "Retrieval at 2K",
+            "FDA, SWDE, SQuAD, NQ, TQA, DROP; how windows are cut is not published",
+            RETRIEVAL,
+            [column for column in STAND_INS if column.suite == "retrieval"],
+            judged.retrieval_window,
+            2048,
+        ),
+        (
+            "LongBench at 16K",
+            "14 tasks",
+            LONGBENCH,
+            [column for column in STAND_INS if column.suite == "longbench"],
+            judged.longbench_window,
+            16384,
+        ),
+    ):
+        done = _ran(runs, scale, columns)
+        stand_ins = ", ".join(column.title for column in _ran(runs, scale, others))
+        here = ", ".join(column.title for column in done) if len(done) < len(columns) else paper.split(";")[0]
+        here = f"{here}, window of {window} tokens" if done else "not run"
+        same = len(done) == len(columns) and window == wanted
+        found.append(
+            Departure(what, paper, here + (f"; beside it: {stand_ins}" if stand_ins else ""), not same)
+        )
     return found
+
+
+def _ran(runs: dict[tuple[str, str], Run], scale: str, columns: Iterable[Column]) -> list[Column]:
+    """The columns for which any run of a scale has a value."""
+    tasks = {
+        (suite, result.get("task"))
+        for (at, _), run in runs.items()
+        if at == scale
+        for suite, evaluation in run.evaluations.items()
+        for result in evaluation.get("results", [])
+    }
+    return [column for column in columns if (column.suite, column.task) in tasks]
 
 
 def quantity(value: float) -> str:

@@ -10,7 +10,7 @@ import polars as pl
 from omegaconf import OmegaConf
 
 from mdn.config import Params
-from mdn.reports.layout import ACCURACIES, LM_AVERAGE, Column, Table, tables
+from mdn.reports.layout import AVERAGES, Column, Table, tables
 from mdn.reports.runs import Run, active, read_runs
 
 OK, FAILED, NOT_RUN, MISSING = "ok", "failed", "not run", "missing"
@@ -133,9 +133,9 @@ def _provenance(run: Run) -> dict[str, Any]:
 
 
 def _cell(params: Params, run: Run, column: Column) -> dict[str, Any]:
-    """Value or reason of one cell; the average of the accuracies is computed here."""
-    if column.key == LM_AVERAGE.key:
-        return _average([(task, _cell(params, run, task)) for task in ACCURACIES])
+    """Value or reason of one cell; averages are computed here."""
+    if column.key in AVERAGES:
+        return _average([(task, _cell(params, run, task)) for task in AVERAGES[column.key]])
     command = f"dvc repro evaluate-{run.scale}@{run.name}-{column.suite}" if column.suite else None
     found = _result(run, column)
     if found is None:
@@ -150,7 +150,7 @@ def _cell(params: Params, run: Run, column: Column) -> dict[str, Any]:
         "evaluation_data": result.get("data"),
         "task_hash": result.get("task_hash"),
         "harness": evaluation.get("harness"),
-        "window": evaluation.get("window"),
+        "window": result.get("window", evaluation.get("window")),
     }
     trained, evaluated = run.manifest.get("fingerprint"), evaluation.get("fingerprint")
     weights, identity = run.manifest.get("weights"), evaluation.get("identity")
@@ -164,12 +164,12 @@ def _cell(params: Params, run: Run, column: Column) -> dict[str, Any]:
 
 def _result(run: Run, column: Column) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
     """The suite, its file's contents and the line of a column in it."""
-    if run.state != "finished":
+    if run.state != "finished" or column.suite not in run.evaluations:
         return None
-    for suite, evaluation in run.evaluations.items():
-        for result in evaluation.get("results", []):
-            if (result.get("task"), result.get("metric")) == (column.task, column.metric):
-                return suite, evaluation, result
+    evaluation = run.evaluations[column.suite]
+    for result in evaluation.get("results", []):
+        if (result.get("task"), result.get("metric")) == (column.task, column.metric):
+            return column.suite, evaluation, result
     return None
 
 
@@ -191,6 +191,8 @@ def _reason(params: Params, run: Run, column: Column) -> dict[str, Any]:
         return {"status": MISSING, "note": f"listed in runs.{run.scale}, not trained yet"}
     if column.suite not in run.evaluations:
         return {"status": MISSING, "note": f"not evaluated yet on suite {column.suite}"}
+    if why := (run.evaluations[column.suite].get("not_run") or {}).get(column.task):
+        return {"status": NOT_RUN, "note": why}
     if failed := run.evaluations[column.suite].get("failed"):
         return {"status": FAILED, "note": f"evaluation failed: {failed}"}
     return {"status": MISSING, "note": f"evaluation/{column.suite}.json has no {column.task} {column.metric}"}
@@ -208,7 +210,7 @@ def _outdated(params: Params, run: Run) -> str | None:
 
 
 def _average(parts: list[tuple[Column, dict[str, Any]]]) -> dict[str, Any]:
-    """Plain mean of the eight accuracies, if there are eight; the tasks' errors are independent."""
+    """Plain mean of the tasks' scores, if all are there; their errors are independent."""
     results = [cell for _, cell in parts]
     command = next((cell["command"] for cell in results if cell["status"] != OK), results[-1]["command"])
     lacking = [(column, cell) for column, cell in parts if cell["status"] != OK]
@@ -221,7 +223,7 @@ def _average(parts: list[tuple[Column, dict[str, Any]]]) -> dict[str, Any]:
         names = ", ".join(column.title for column, _ in lacking)
         return {
             "status": status,
-            "note": f"needs all eight accuracies; without a value: {names}",
+            "note": f"needs all {len(parts)} tasks; without a value: {names}",
             "command": command,
         }
     errors, limits = [cell["stderr"] for cell in results], {cell["limit"] for cell in results}

@@ -114,12 +114,34 @@ class Grid:
             if len(columns) < len(self.table.columns) and len(rows) * len(columns) == len(where):
                 place += [", ".join(columns)] if len(columns) < 6 or not place else []
             lines.append(f"{mark} ({'; '.join(place) or 'everywhere'}): {note}")
+        lines += [f"{column.title}: {column.note}" for column in self.table.columns if column.note]
+        lines += self.windows()
         most = ", ".join(map(str, self.limits()))
         return (
             [*lines, f"n: items evaluated, at most {most} a task (of our own texts: tokens)"]
             if most
             else lines
         )
+
+    def windows(self) -> list[str]:
+        """The windows that values were made in, and of which columns prompts were cut to fit."""
+        within: dict[int, list[str]] = {}
+        cut = []
+        for position, column in enumerate(self.table.columns):
+            there = [cells[position].row for _, cells in self.rows if cells[position].ok]
+            for window in sorted({row["window"] for row in there} - {None}):
+                within.setdefault(window, []).append(column.title)
+            counts = {f"{row['truncated']} of {row['n']}" for row in there if row["truncated"]}
+            if counts:
+                cut.append(f"{column.title} {', '.join(sorted(counts))}")
+        lines = []
+        if within:
+            shares = [
+                f"{size} ({', '.join(names)})" if len(within) > 1 else f"{size}"
+                for size, names in within.items()
+            ]
+            lines.append(f"window, tokens: {'; '.join(shares)}")
+        return [*lines, f"cut to fit into it: {'; '.join(cut)}"] if cut else lines
 
     def limits(self) -> list[int]:
         """Limits on the items of a task that any value was made under."""

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from mdn.config import Machine, RunConfig
+from mdn.config import ConfigError, Machine, RunConfig
 from mdn.data.shards import open_split, read_index
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
@@ -116,7 +116,13 @@ def adopted(run: RunConfig, *, runs: Path, tokens: Path) -> bool:
     with torch.device("meta"):
         LanguageModel(run)
     for op, version in record.manifest["kernels"].items():
-        get(op, version).load()
+        try:
+            get(op, version).load()
+        except ImportError as error:
+            raise ConfigError(
+                f"{record.folder}: {version} cannot be loaded here ({error}), so whether its code is still the "
+                "same is unknown; install what it was trained with"
+            ) from None
     data = read_index(tokens / run.data)["digest"][:12]
     return identity(record.folder) == f"{run.fingerprint()}-{data}-{code_digest()}"
 
@@ -226,6 +232,9 @@ def _finish(record: Record, module: LitLanguageModel, weights: dict[str, Any]) -
         "skipped_steps": module.skipped,
         "tokens_per_second": median(speeds[WARM_UP:] or speeds),
     }
+    utilisation = [line["train/mfu"] for line in steps if "train/mfu" in line]
+    if utilisation:
+        metrics["mfu"] = median(utilisation[WARM_UP:] or utilisation)
     if all(isinstance(loss, float) for loss in losses):  # a loss that is not finite is logged as its name
         metrics["train_loss"] = mean(losses)
     if validations and isinstance(validations[-1]["validation/loss"], float):

@@ -1,0 +1,49 @@
+"""Where the chunks of a batch are, for kernels that see all of its tokens in one row.
+
+B batch · T tokens · N sequences
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Tables that a program finds its chunk in. Their sizes depend on no values, as CUDA graphs want it."""
+
+    owner: Tensor  # [count], sequence of each chunk; N for those that are not used
+    first: Tensor  # [N + 1], first chunk of each sequence
+    starts: Tensor  # [N + 1], first token of each sequence
+    sequences: int
+
+    @property
+    def count(self) -> int:
+        return self.owner.shape[0]
+
+    @classmethod
+    def of(cls, q: Tensor, cu_seqlens: Tensor | None) -> "Chunks":
+        """q: [B, T, ...]; cu_seqlens: [N + 1] offsets along T in a batch of one, or None: N = B."""
+        B, T = q.shape[:2]
+        if cu_seqlens is None:
+            each = -(-T // CHUNK)
+            starts, first = (
+                torch.arange(0, (B + 1) * step, step, device=q.device, dtype=torch.int32)
+                for step in (T, each)
+            )
+            owner = torch.arange(B * each, device=q.device, dtype=torch.int32) // each
+            return cls(owner, first, starts, B)
+        sequences = cu_seqlens.shape[0] - 1
+        starts = cu_seqlens.to(q.device, torch.int32)
+        counts = (starts.diff() + CHUNK - 1) // CHUNK
+        first = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+        chunk = torch.arange(T // CHUNK + sequences, device=q.device)  # at least as many as there can be
+        return cls(torch.searchsorted(first[1:], chunk.int(), right=True).int(), first, starts, sequences)
+
+    @property
+    def tables(self) -> tuple[Tensor, Tensor, Tensor, int]:
+        return self.owner, self.first, self.starts, self.sequences

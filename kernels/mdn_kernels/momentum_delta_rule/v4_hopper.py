@@ -1,0 +1,165 @@
+"""The momentum delta rule with scans made for Hopper (compute capability 9.0), in Gluon.
+
+What changed from v3_triton: its scans spent most of a step waiting. The operands of a step were loaded right
+before they were used, its products were issued one after the other, each followed by a wait, and every access
+to memory took address arithmetic of its own. Here the operands of the next step arrive by bulk copy while
+this one computes, and independent products are in flight together. The forward reads S and M where the scan
+holds them, so chunk states are neither written nor read there.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from mdn_kernels.momentum_delta_rule import v4_kernels as kernels
+from mdn_kernels.momentum_delta_rule.chunked import (
+    CHUNK,
+    Chunks,
+    ChunkStates,
+    Kept,
+    Launch,
+    Layout,
+    Pair,
+    States,
+    operator,
+    pair,
+    tiles,
+)
+
+WARPS = 8
+
+
+def _width(K: int, V: int) -> int:
+    """BV, the value channels of a program: what shared memory holds."""
+    return 64 if K <= 128 else 32
+
+
+def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
+    """For the record of a benchmark."""
+    return {"scans": {"BV": _width(K, V), "num_warps": WARPS}, "others": tiles(dtype, K, V)}
+
+
+@cache
+def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
+
+
+def _blocks(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """x, seen as a matrix with the columns `x` has last, in blocks for bulk copies."""
+    return TensorDescriptor.from_tensor(x, [rows, columns], _layout(rows, columns, x.dtype))
+
+
+def _tokens(x: Tensor, columns: int) -> TensorDescriptor:
+    """[B, T, H, channels] in blocks of a chunk by `columns` channels."""
+    return _blocks(x.view(-1, x.shape[2] * x.shape[3]), CHUNK, columns)
+
+
+def _squares(x: Tensor) -> TensorDescriptor:
+    return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
+
+
+def _chunk_states(k: Tensor, V: int, chunks: Chunks) -> Tensor:
+    """For Z of each chunk, [slots · H · K, 2 V]."""
+    H, K = k.shape[2:]
+    return k.new_empty(chunks.count * H * K, 2 * V)
+
+
+class _Scans:
+    def outputs(
+        self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
+    ) -> tuple[Tensor, Tensor, Pair]:
+        o, residual = torch.empty_like(v), torch.empty_like(v)
+        return o, residual, self._scan(q, k, v, residual, o, kept, initial, layout.whole, layout.span, scale)
+
+    def states(
+        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
+    ) -> ChunkStates:
+        (H, K), V = k.shape[2:], residual.shape[-1]
+        BV = _width(K, V)
+        if v is not None:
+            unused = torch.empty_like(v)
+            self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
+        states = _chunk_states(k, V, chunks)
+        kernels.restore[V // BV, chunks.sequences * H](
+            _tokens(k, K), _tokens(residual, BV), _blocks(states, K, 2 * BV), kept.coefficients, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return (states,)
+
+    def gradients(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        kept: Kept,
+        final: States,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[ChunkStates, Pair]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        BV = _width(K, V)
+        states = _chunk_states(q, V, chunks)
+        initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
+        kernels.reverse_scan[V // BV, chunks.sequences * H](
+            _tokens(q, K), _tokens(k, K), _tokens(do, BV), _squares(kept.inverse), _squares(kept.scores),
+            _blocks(states, K, 2 * BV), kept.coefficients, dr, *final, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, scale,
+            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return (states,), initial
+
+    def outer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        do: Tensor,
+        dr: Tensor,
+        residual: Tensor,
+        kept: Kept,
+        states: ChunkStates,
+        states_d: ChunkStates,
+        chunks: Chunks,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        (H, K), V = q.shape[2:], do.shape[-1]
+        dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
+        sums = q.new_empty(chunks.count, H, 1, 5, CHUNK, dtype=torch.float32)
+        inner = q.new_empty(chunks.count, H, 1, 3, dtype=torch.float32)
+        inputs = [_tokens(x, 64) for x in (q, k, do, dr, residual)]
+        kernels.outer_backward[chunks.count, H](
+            *inputs, *(_blocks(x, 64, 128) for (x,) in (states, states_d)), kept.coefficients,
+            dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
+        )  # fmt: skip
+        return dq, dk, sums, inner
+
+    def _scan(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        residual: Tensor,
+        o: Tensor,
+        kept: Kept,
+        initial: States,
+        chunks: Chunks,
+        span: int,
+        scale: float,
+    ) -> Pair:
+        (H, K), V = q.shape[2:], v.shape[-1]
+        BV = _width(K, V)
+        final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
+        kernels.scan[V // BV, chunks.sequences * H](
+            _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),
+            kept.coefficients, residual, o, *initial, *final, kept.marks_S, kept.marks_M, span,
+            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        )  # fmt: skip
+        return final
+
+
+SCANS = _Scans()
+forward = operator("v4_hopper")

@@ -1,0 +1,26 @@
+"""Stage hub: the evaluation sets of data.hub, to data/raw/hub/<owner>/<name>."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from mdn.config import ConfigError, load
+from mdn.data.hub import fetch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--params", type=Path, default="params.yaml")
+    parser.add_argument("--raw", type=Path, default="data/raw")
+    arguments = parser.parse_args()
+    try:
+        hub = load(arguments.params).data.hub
+        fetch(hub, arguments.raw)
+    except ConfigError as error:
+        sys.exit(f"{arguments.params}: {error}")
+    except OSError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
