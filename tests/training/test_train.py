@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from dataclasses import replace
+from statistics import median
 
 import lightning as L
 import numpy as np
@@ -200,7 +201,7 @@ def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and
     assert steady["train/tokens_per_second"] == pytest.approx(64 / (1.5 * 4 / micro))
     flops = 64 * flops_per_token(tiny_run, 16)
     assert steady["train/mfu"] == pytest.approx(flops / (1.5 * 4 / micro) / 1e9)
-    assert record.metrics["mfu"] == pytest.approx(steady["train/mfu"])
+    assert record.metrics["mfu"] == median(line["train/mfu"] for line in lines[3:])
     assert min(line["train/tokens_per_second"] for line in lines) > 64 / 100
 
 

@@ -120,8 +120,8 @@ def adopted(run: RunConfig, *, runs: Path, tokens: Path) -> bool:
             get(op, version).load()
         except ImportError as error:
             raise ConfigError(
-                f"{record.folder}: {version} cannot be loaded here ({error}), so whether its code is still the "
-                "same is unknown; install what it was trained with"
+                f"{record.folder}: {version} cannot be loaded here ({error}), so whether its code is "
+                "still the same is unknown; install what it was trained with"
             ) from None
     data = read_index(tokens / run.data)["digest"][:12]
     return identity(record.folder) == f"{run.fingerprint()}-{data}-{code_digest()}"
