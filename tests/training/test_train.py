@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pickle
 import signal
 from dataclasses import replace
 from statistics import median
@@ -90,6 +91,27 @@ def test_two_interruptions_change_nothing(fit, monkeypatch):
     assert all(torch.equal(first[name], second[name]) for name in first)
     rates = [[line["train/lr"] for line in r.log() if "train/lr" in line] for r in (whole, resumed)]
     assert rates[0] == rates[1]
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(fit, monkeypatch, tmp_path):
+    stop_after(monkeypatch, 7, RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit()
+    folder = tmp_path / "runs" / "smoke" / "mdn" / "checkpoints"
+    checkpoint.save(
+        folder, 6, lambda path: torch.save({"state_dict": Hostile(tmp_path / "run")}, path), keep=2
+    )
+    with pytest.raises(pickle.UnpicklingError):
+        fit()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_crash_says_so_and_the_next_start_clears_it(fit, monkeypatch, tmp_path):

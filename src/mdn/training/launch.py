@@ -23,9 +23,7 @@ from typing import TypeVar, cast
 
 from mdn.config import ConfigError, Machine
 
-REQUEUE = (
-    75  # exit status of a training that was told to stop and saved its step (EX_TEMPFAIL): start it again
-)
+REQUEUE = 75  # exit status (EX_TEMPFAIL) of a training that was told to stop and saved its step
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SIGUSR1: SLURM's warning before a time limit, see `mdn submit`
 GRACE = 30  # seconds that the other local ranks have when one has failed
 

@@ -78,7 +78,7 @@ def _train(
     failed = record.folder / "failed.json"
     try:
         try:
-            trainer.fit(module, datamodule=data, ckpt_path=path)
+            trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
             if trainer.global_step % run.training.validate_every:
                 trainer.validate(module, datamodule=data, verbose=False)
         except Diverged as error:  # on all ranks in the same step
