@@ -157,7 +157,7 @@ def take_turns(calls: dict[str, Callable[[], object]], device: str, turns: int) 
     for _ in range(turns):
         for name, call in calls.items():
             found[name] += durations(call, device, count[name])
-    return {name: [quantiles(x, n=10)[i] for i in (1, 4, 7)] for name, x in found.items()}
+    return {name: [quantiles(x, n=10, method="inclusive")[i] for i in (1, 4, 7)] for name, x in found.items()}
 
 
 def memory(call: Callable[[], Tensor], backward: Callable[[Tensor], object], device: str) -> dict:

@@ -18,7 +18,8 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from mdn.options import Options
 from mdn.pattern import expand, parse
 
-SUITES = ("lm", "commonsense", "retrieval", "longbench")
+SUITES = ("lm", "commonsense", "retrieval", "longbench", "niah", "positions")
+NIAH_LENGTHS = (512, 131072)  # shortest and longest that RULER's tasks can fill: needles fit, essays last
 LAUNCHERS = ("local", "torchrun", "slurm")
 STRATEGIES = ("ddp", "fsdp")
 
@@ -116,6 +117,10 @@ class Evaluation:
     retrieval_answer: int = 48  # those of it that are kept for the answer
     longbench_window: int = 16384  # tokens of a prompt and its answer
     fail_on_truncation: list[str] = field(default_factory=list)  # suites that may cut no prompt
+    niah_lengths: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384])  # prompt and answer
+    niah_items: int = 500  # prompts of each task and length
+    position_length: int = 16384  # tokens of a window of the suite `positions`, a power of two
+    position_windows: int = 256  # windows of each held-out part
 
 
 @dataclass(frozen=True)
@@ -440,6 +445,7 @@ def _check(params: Params) -> None:
                     f"scales.{scale}.evaluation.fail_on_truncation: {suite!r} is unknown; "
                     f"use some of {', '.join(SUITES)}"
                 )
+        _check_lengths(f"scales.{scale}.evaluation", judged)
         if at.data not in params.data.sets:
             raise ConfigError(
                 f"scales.{scale}.data: {at.data!r} is unknown; use one of {', '.join(params.data.sets)}"
@@ -470,3 +476,19 @@ def _check(params: Params) -> None:
                 raise ConfigError(f"models.{name}.lr: {run.lr} is not positive; write for example 3e-4")
     for name, model in params.models.items():
         _mixers(f"models.{name}.pattern", model.pattern)
+
+
+def _check_lengths(key: str, judged: Evaluation) -> None:
+    """The settings of the suites niah and positions."""
+    shortest, longest = NIAH_LENGTHS
+    if not judged.niah_lengths:
+        raise ConfigError(f"{key}.niah_lengths: empty; leave niah out of suites instead")
+    for length in judged.niah_lengths:
+        if not shortest <= length <= longest:
+            raise ConfigError(f"{key}.niah_lengths: {length} is not between {shortest} and {longest}")
+    for name, usual in (("niah_items", 500), ("position_windows", 256)):
+        if getattr(judged, name) < 1:
+            raise ConfigError(f"{key}.{name}: {getattr(judged, name)} is not positive; use up to {usual}")
+    length = judged.position_length
+    if length < 64 or length.bit_count() != 1:
+        raise ConfigError(f"{key}.position_length: {length} is no power of two from 64; use for example 4096")

@@ -4,6 +4,8 @@ import torch
 from mdn.evaluation import decoding
 from mdn.evaluation.decoding import decode
 
+from .models import VOCABULARY, Echo, Knowing
+
 
 def prompts(seed: int = 0) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
@@ -65,3 +67,39 @@ def test_prefill_keeps_to_the_budget(model, monkeypatch):
     monkeypatch.setattr(model, "hidden", lambda ids, states: sizes.append(ids.numel()) or hidden(ids, states))
     decode(model, [list(range(100)), list(range(1, 101))], lambda n, ids: True, batch_tokens=32)
     assert max(sizes) <= 32
+
+
+def watched(model, monkeypatch) -> list[tuple[int, int]]:
+    """Sequences and tokens of every pass."""
+    passes, hidden = [], model.hidden
+    monkeypatch.setattr(model, "hidden", lambda ids, states: passes.append(ids.shape) or hidden(ids, states))
+    return passes
+
+
+def test_long_prompts_of_about_one_length_share_their_steps(model, monkeypatch):
+    """Needles in haystacks: without attention a group may hold more tokens than a pass."""
+    generator = torch.Generator().manual_seed(1)
+    given = [torch.randint(0, 300, (96 + n % 5,), generator=generator).tolist() for n in range(12)]
+    wanted = [alone(model, prompt, 6) for prompt in given]
+    monkeypatch.setattr(decoding, "STATE", 16)
+    passes = watched(model, monkeypatch)
+    assert decode(model, given, lambda n, ids: len(ids) >= 6, batch_tokens=12 * 16) == wanted
+    assert passes == [(12, 16)] * 6 + [(12, 1)] * (4 + 5)
+
+
+@pytest.mark.parametrize(("batch_tokens", "groups"), [(399, [3, 3, 3, 3]), (800, [8, 4]), (10_000, [12])])
+def test_a_growing_state_keeps_a_group_within_the_budget(monkeypatch, batch_tokens, groups):
+    given = [[n] * 100 for n in range(12)]
+    passes = watched(model := Knowing([[*prompt, 300 + prompt[0]] for prompt in given]), monkeypatch)
+    found = decode(model, given, lambda n, ids: True, batch_tokens=batch_tokens)
+    assert found == [[300 + n] for n in range(12)]
+    assert passes == [(size, 100) for size in groups]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(monkeypatch, value):
+    logits = torch.zeros(2, VOCABULARY)
+    logits[1, 7] = value
+    monkeypatch.setattr(model := Echo(), "logits", lambda h: logits)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        decode(model, [[1], [2]], lambda n, ids: True, batch_tokens=64)

@@ -106,6 +106,10 @@ def project(root, tmp_path_factory) -> Path:
             "written_limit": 2,
             "retrieval_window": 128,
             "longbench_window": 192,
+            "niah_lengths": [512],
+            "niah_items": 1,
+            "position_length": 128,
+            "position_windows": 1,
         },
         scales__smoke__d_model=32,
     )

@@ -299,5 +299,5 @@ def test_a_broken_file_is_named(params: Params, runs: Path):
 def test_scales_without_runs_or_published_values_make_no_table(params: Params, runs: Path):
     frame = cells(params, runs)
     assert set(frame["scale"]) == {"smoke", "400m", "1b3"}
-    assert set(frame.filter(pl.col("scale") == "1b3")["table"]) == {"table2", "table3"}
+    assert set(frame.filter(pl.col("scale") == "1b3")["table"]) == {"table2", "table3", "niah"}
     assert "table4-bounds" not in set(frame.filter(pl.col("scale") == "smoke")["table"])

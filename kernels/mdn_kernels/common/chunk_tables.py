@@ -4,6 +4,7 @@ B batch · T tokens · N sequences
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -28,21 +29,22 @@ class Chunks:
     @classmethod
     def of(cls, q: Tensor, cu_seqlens: Tensor | None) -> "Chunks":
         """q: [B, T, ...]; cu_seqlens: [N + 1] offsets along T in a batch of one, or None: N = B."""
-        B, T = q.shape[:2]
         if cu_seqlens is None:
-            each = -(-T // CHUNK)
-            starts, first = (
-                torch.arange(0, (B + 1) * step, step, device=q.device, dtype=torch.int32)
-                for step in (T, each)
-            )
-            owner = torch.arange(B * each, device=q.device, dtype=torch.int32) // each
-            return cls(owner, first, starts, B)
+            return cls._of_batch(*q.shape[:2], q.device)
         sequences = cu_seqlens.shape[0] - 1
         starts = cu_seqlens.to(q.device, torch.int32)
         counts = (starts.diff() + CHUNK - 1) // CHUNK
         first = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-        chunk = torch.arange(T // CHUNK + sequences, device=q.device)  # at least as many as there can be
-        return cls(torch.searchsorted(first[1:], chunk.int(), right=True).int(), first, starts, sequences)
+        count = q.shape[1] // CHUNK + sequences  # at least as many as there can be
+        chunk = torch.arange(count, device=q.device, dtype=torch.int32)
+        return cls(torch.searchsorted(first[1:], chunk, right=True).int(), first, starts, sequences)
+
+    @classmethod
+    @cache
+    def _of_batch(cls, B: int, T: int, device: torch.device) -> "Chunks":
+        each, sequence = -(-T // CHUNK), torch.arange(B + 1, device=device, dtype=torch.int32)
+        owner = torch.arange(B * each, device=device, dtype=torch.int32) // each
+        return cls(owner, sequence * each, sequence * T, B)
 
     @property
     def tables(self) -> tuple[Tensor, Tensor, Tensor, int]:

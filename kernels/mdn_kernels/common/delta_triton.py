@@ -19,9 +19,12 @@ of the chunks are in the inputs' dtype and not kept from forward to backward.
 B batch · T tokens · H heads · K key channels · V value channels · N sequences
 """
 
+from functools import partial
+
 import torch
 import triton
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mdn_kernels.common import delta_kernels as kernels
 from mdn_kernels.common.chunk_tables import CHUNK, Chunks
@@ -91,7 +94,6 @@ def _scan(
     return states
 
 
-@torch.library.custom_op("mdn_kernels::delta_rule", mutates_args=())
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -127,7 +129,6 @@ def _forward(
     return o, final, residual, inverse, scores, coefficients
 
 
-@torch.library.custom_op("mdn_kernels::delta_rule_backward", mutates_args=())
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -173,12 +174,34 @@ def _backward(
     return dq, dk, dr, dp, dlog_alpha.sum(0), dbeta.sum(0), initial_d
 
 
-def _fake_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return q.new_empty(N, *q.shape[2:], v.shape[-1], dtype=torch.float32)
+def _setup_context(ctx, inputs, output):
+    q, k, _, p, log_alpha, beta, S, cu_seqlens, ctx.scale = inputs
+    ctx.save_for_backward(q, k, p, log_alpha, beta, S, cu_seqlens, *output[2:])
+    ctx.set_materialize_grads(False)  # most outputs have no gradient
 
 
-@_forward.register_fake
+def _differentiate(backward, ctx, do, dS, *_):
+    p, S, residual = (ctx.saved_tensors[i] for i in (2, 5, 7))
+    do = torch.zeros_like(residual) if do is None else do.contiguous()
+    dS = None if dS is None else dS.contiguous()
+    dq, dk, dv, dp, dlog_alpha, dbeta, dS = backward(*ctx.saved_tensors, ctx.scale, do, dS)
+    dp, dS = None if p is None else dp, None if S is None else dS
+    return dq, dk, dv, dp, dlog_alpha, dbeta, dS, None, None
+
+
+# The same as custom operators, which torch.compile takes as they are, and without what those cost a call.
+_forward_op = torch.library.custom_op("mdn_kernels::delta_rule", _forward, mutates_args=())
+_backward_op = torch.library.custom_op("mdn_kernels::delta_rule_backward", _backward, mutates_args=())
+_forward_op.register_autograd(partial(_differentiate, _backward_op), setup_context=_setup_context)
+
+
+class _Eager(torch.autograd.Function):
+    forward = staticmethod(_forward)
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(once_differentiable(partial(_differentiate, _backward)))  # type: ignore[assignment]
+
+
+@_forward_op.register_fake
 def _(q, k, v, p, log_alpha, beta, S, cu_seqlens, scale):
     B, T, H, _ = q.shape
     inverse, scores = (q.new_empty(H, B * T, CHUNK) for _ in range(2))
@@ -187,38 +210,16 @@ def _(q, k, v, p, log_alpha, beta, S, cu_seqlens, scale):
     return torch.empty_like(v), _fake_state(q, v, cu_seqlens), residual, inverse, scores, coefficients
 
 
-@_backward.register_fake
+@_backward_op.register_fake
 def _(q, k, p, log_alpha, beta, S, cu_seqlens, residual, *_):
     dp = q.new_empty(0 if p is None else p.shape)
     dq, dk, dv, dlog_alpha, dbeta = (torch.empty_like(x) for x in (q, k, residual, log_alpha, beta))
     return dq, dk, dv, dp, dlog_alpha, dbeta, _fake_state(q, residual, cu_seqlens)
 
 
-def _setup_context(ctx, inputs, output):
-    q, k, _, p, log_alpha, beta, S, cu_seqlens, ctx.scale = inputs
-    ctx.save_for_backward(q, k, p, log_alpha, beta, S, cu_seqlens, *output[2:])
-    ctx.set_materialize_grads(False)  # most outputs have no gradient
-
-
-def _differentiate(ctx, do, dS, *_):
-    p, S, residual = (ctx.saved_tensors[i] for i in (2, 5, 7))
-    do = torch.zeros_like(residual) if do is None else do.contiguous()
-    dS = None if dS is None else dS.contiguous()
-    dq, dk, dv, dp, dlog_alpha, dbeta, dS = _backward(*ctx.saved_tensors, ctx.scale, do, dS)
-    return (
-        dq,
-        dk,
-        dv,
-        None if p is None else dp,
-        dlog_alpha,
-        dbeta,
-        None if S is None else dS,
-        None,
-        None,
-    )
-
-
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+def _fake_state(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return q.new_empty(N, *q.shape[2:], v.shape[-1], dtype=torch.float32)
 
 
 def delta_rule(
@@ -241,5 +242,6 @@ def delta_rule(
         p = None if p is None else l2norm(p.float()).to(p.dtype)
     q, k, v, log_alpha, beta = (x.contiguous() for x in (q, k, v, log_alpha, beta))
     p, initial = (None if x is None else x.contiguous() for x in (p, initial_state))
-    o, S, *_ = _forward(q, k, v, p, log_alpha, beta, initial, cu_seqlens, scale)
+    run = _forward_op if torch.compiler.is_compiling() else _Eager.apply
+    o, S, *_ = run(q, k, v, p, log_alpha, beta, initial, cu_seqlens, scale)
     return o, S if output_final_state else None

@@ -42,23 +42,28 @@ def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
     return {"scans": {"BV": _width(K, V), "num_warps": WARPS}, "others": tiles(dtype, K, V)}
 
 
+class _Blocks(TensorDescriptor):
+    def __post_init__(self) -> None:
+        """No checks: they cost as much as a launch, and what is described here is always in order."""
+
+
 @cache
 def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
     element = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}[dtype]
     return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
 
 
-def _blocks(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+def _blocks(x: Tensor, rows: int, columns: int) -> _Blocks:
     """x, seen as a matrix with the columns `x` has last, in blocks for bulk copies."""
-    return TensorDescriptor.from_tensor(x, [rows, columns], _layout(rows, columns, x.dtype))
+    return _Blocks(x, x.shape, x.stride(), [rows, columns], _layout(rows, columns, x.dtype))
 
 
-def _tokens(x: Tensor, columns: int) -> TensorDescriptor:
+def _tokens(x: Tensor, columns: int) -> _Blocks:
     """[B, T, H, channels] in blocks of a chunk by `columns` channels."""
     return _blocks(x.view(-1, x.shape[2] * x.shape[3]), CHUNK, columns)
 
 
-def _squares(x: Tensor) -> TensorDescriptor:
+def _squares(x: Tensor) -> _Blocks:
     return _blocks(x.view(-1, CHUNK), CHUNK, CHUNK)
 
 

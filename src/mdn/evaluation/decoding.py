@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mdn.models.lm import LanguageModel
 
 SPREAD = 64  # largest difference of lengths in a group: so many prompt tokens are read one at a time
+STATE = 1024  # tokens whose keys and values take more memory than a recurrent state, in the paper's models
 
 Finished = Callable[[int, list[int]], bool]  # (number of the prompt, tokens written): stop here?
 Stop = Callable[[int, str], bool]  # (number of the prompt, text written): stop here?
@@ -67,15 +68,21 @@ def decode(
 
     Args:
         prompts: token ids, at least one each.
-        batch_tokens: most prompts in a group times tokens of the longest, and most tokens of a prefill pass.
+        batch_tokens: most tokens of a prefill pass, and most tokens whose keys and values a group keeps. A
+            model without attention keeps none: its prompts count as STATE tokens each, however long.
+
+    Raises:
+        FloatingPointError: if the model gives logits that are not finite.
     """
+    grows = any(part.numel() == 0 for state in model.init_states(1) for part in state.values())
     outputs: list[list[int]] = [[] for _ in prompts]
-    order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n]), list(prompts[n])))
+    order = sorted(range(len(prompts)), key=lambda n: -len(prompts[n]))
     start = 0
     progress(start, len(order))
     while start < len(order):
         longest = len(prompts[order[start]])
-        most = order[start : start + max(1, batch_tokens // longest)]
+        kept = longest if grows else min(longest, STATE)
+        most = order[start : start + max(1, batch_tokens // kept)]
         group = [n for n in most if longest - len(prompts[n]) <= SPREAD]
         _decode_group(model, prompts, group, outputs, finished, batch_tokens)
         start += len(group)
@@ -100,6 +107,7 @@ def _decode_group(
             h_BTD, states = model.hidden(ids_BT, states)
         assert states is not None
         decoder = Decoder(model, states)
+        del states  # else keys and values would be kept twice
         going = set(group)
         while going:
             next_B = _greedy(model, h_BTD)
@@ -116,4 +124,7 @@ def _decode_group(
 
 
 def _greedy(model: LanguageModel, h_BTD: Tensor) -> list[int]:
-    return model.logits(h_BTD[:, -1]).argmax(-1).tolist()
+    logit_B, token_B = model.logits(h_BTD[:, -1]).max(-1)
+    if not logit_B.isfinite().all():  # a NaN is the largest
+        raise FloatingPointError("the model gives logits that are not finite")
+    return token_B.tolist()

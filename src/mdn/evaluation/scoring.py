@@ -88,7 +88,7 @@ def score(
         with precision(device):
             h_BTD, _ = model.hidden(ids_BT.to(device))
             h_ND = h_BTD[torch.tensor(row, device=device), torch.tensor(position, device=device)]
-            value_N, greedy_N = _token_scores(model, h_ND, torch.tensor(target, device=device))
+            value_N, greedy_N = token_scores(model, h_ND, torch.tensor(target, device=device))
         if not value_N.isfinite().all():
             raise FloatingPointError("the model gives log-likelihoods that are not finite")
         lengths = [len(pairs[number][1]) for number in owners]
@@ -111,7 +111,7 @@ def token_batches(inputs: Sequence[tuple[int, ...]], batch_tokens: int) -> list[
     return batches
 
 
-def _token_scores(model: LanguageModel, h_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+def token_scores(model: LanguageModel, h_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
     """Of each target: its log-probability (float64, on the CPU), and whether it is the most likely token."""
     values, greedy = [], []
     for h, target in zip(h_ND.split(POSITIONS), target_N.split(POSITIONS), strict=True):

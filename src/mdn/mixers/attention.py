@@ -2,7 +2,8 @@
 
     o_t = Σ_{s≤t} softmax_s(q_tᵀ k_s / √R) v_s        q_t ← R_t q_t, k_s ← R_s k_s, the rotations of RoPE
 
-Its memory is every key and value so far.
+Its memory is every key and value so far. To stay in one place it can be given room for more (`with_room`);
+`length` then says how much of it is filled.
 
 B batch · T tokens · P tokens before these · D model width · H heads · R head size
 """
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import mdn_kernels
 from mdn.config import ConfigError, Shape
 from mdn.mixers.base import Mixer, State
 from mdn.options import AttentionOptions
@@ -43,6 +45,17 @@ class Attention(Mixer):
         empty = torch.zeros(batch, 0, self.heads, self.head_size, device=device, dtype=dtype)
         return {"k": empty, "v": empty}
 
+    def with_room(self, state: State, tokens: int) -> State:
+        k_BPHR, v_BPHR = state["k"], state["v"]
+        length = state.get("length")
+        if length is None:
+            length = torch.tensor([k_BPHR.shape[1]], device=k_BPHR.device)
+        return {
+            "k": F.pad(k_BPHR, (0, 0, 0, 0, 0, tokens)),
+            "v": F.pad(v_BPHR, (0, 0, 0, 0, 0, tokens)),
+            "length": length,
+        }
+
     def forward(
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
@@ -53,6 +66,9 @@ class Attention(Mixer):
             # One sequence a row: causal order hides the padding behind the shorter ones without a mask.
             qkv = unpack(qkv, cu_seqlens)
         q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(3, -1))
+        if state is not None and "length" in state:
+            o_B1HR, state = self.decode(q, k, v, state)
+            return self.out(o_B1HR.flatten(-2)), state
         before = 0 if state is None else state["k"].shape[1]
         cos, sin = rotations(before, q.shape[1], self.head_size, self.theta, q.device)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -65,6 +81,19 @@ class Attention(Mixer):
             o_BTD = pack(o_BTD, cu_seqlens)
         return self.out(o_BTD), state
 
+    def decode(self, q_B1HR: Tensor, k_B1HR: Tensor, v_B1HR: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token from a state with room."""
+        length = state["length"]
+        cos, sin = rotations(length, 1, self.head_size, self.theta, length.device)
+        caches = []
+        for name, x_B1HR in (("k", rotate(k_B1HR, cos, sin)), ("v", v_B1HR)):
+            cache = state[name] if mdn_kernels.OVERWRITE_STATES else state[name].clone()
+            caches.append(cache.index_copy_(1, length, x_B1HR.to(cache.dtype)))
+        filled_P = torch.arange(caches[0].shape[1], device=length.device) <= length
+        q, k, v = (x.transpose(1, 2).to(q_B1HR.dtype) for x in (rotate(q_B1HR, cos, sin), *caches))
+        o_BH1R = F.scaled_dot_product_attention(q, k, v, attn_mask=filled_P[None])
+        return o_BH1R.transpose(1, 2), {"k": caches[0], "v": caches[1], "length": length + 1}
+
 
 def attend(q_BHTR: Tensor, k_BHSR: Tensor, v_BHSR: Tensor) -> Tensor:
     """Causal attention of the last T of S tokens, [B, H, T, R]."""
@@ -75,9 +104,11 @@ def attend(q_BHTR: Tensor, k_BHSR: Tensor, v_BHSR: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q_BHTR, k_BHSR, v_BHSR, attn_mask=mask_TS)
 
 
-def rotations(start: int, T: int, size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotations(
+    start: int | Tensor, T: int, size: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """cos and sin of position · θ^(−2i/R), [T, 1, R/2], in float64, as positions grow large."""
-    position = torch.arange(start, start + T, dtype=torch.float64, device=device)
+    position = start + torch.arange(T, dtype=torch.float64, device=device)
     frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
     angle = position[:, None, None] * frequency
     return angle.cos(), angle.sin()

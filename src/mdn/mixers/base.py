@@ -74,6 +74,10 @@ class Mixer(nn.Module, ABC):
     ) -> State:
         """The state before the first token; dtype is that of the activations."""
 
+    def with_room(self, state: State, tokens: int) -> State:
+        """The same state at a fixed size for `tokens` more, one a call; itself if its size never changes."""
+        return state
+
     @abstractmethod
     def forward(
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mdn.config import Params
 from mdn.reports.frame import published
-from mdn.reports.layout import LONGBENCH, RETRIEVAL, STAND_INS, WIKITEXT_PPL, Column, heldout
+from mdn.reports.layout import LONGBENCH, RETRIEVAL, STAND_INS, WIKITEXT_PPL, Column, heldout, needles
 from mdn.reports.runs import Run
 
 
@@ -115,7 +115,33 @@ def departures(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> 
         found.append(
             Departure(what, paper, here + (f"; beside it: {stand_ins}" if stand_ins else ""), not same)
         )
+    if _ran(runs, scale, needles(params, scale)[1]):
+        found += _needles(params, scale)
+    else:
+        state("RULER's needles", "2048, 4096, 8192, 16384 tokens", "not run")
     return found
+
+
+def _needles(params: Params, scale: str) -> list[Departure]:
+    """Fig. 5's protocol. What the paper leaves open is RULER's own."""
+    setting, lengths = params.scales[scale].evaluation, "2048, 4096, 8192, 16384"
+    here = ", ".join(map(str, setting.niah_lengths))
+    items = "500 (RULER)"
+    return [
+        Departure("RULER's needles, tokens of prompt and answer", lengths, here, here != lengths),
+        Departure(
+            "RULER's needles, prompts a task and length",
+            items,
+            items if setting.niah_items == 500 else str(setting.niah_items),
+            setting.niah_items != 500,
+        ),
+        Departure(
+            "RULER's needles, haystacks",
+            "filled in steps of 500 words, sentences by a trained splitter (RULER)",
+            "filled by the word, sentences by their last character; 49 essays in the order of their names",
+            True,
+        ),
+    ]
 
 
 def _ran(runs: dict[tuple[str, str], Run], scale: str, columns: Iterable[Column]) -> list[Column]:

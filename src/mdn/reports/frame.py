@@ -152,9 +152,7 @@ def _cell(params: Params, run: Run, column: Column) -> dict[str, Any]:
         "harness": evaluation.get("harness"),
         "window": result.get("window", evaluation.get("window")),
     }
-    trained, evaluated = run.manifest.get("fingerprint"), evaluation.get("fingerprint")
-    weights, identity = run.manifest.get("weights"), evaluation.get("identity")
-    if evaluated != trained or (weights and identity and not identity.startswith(f"{weights}-")):
+    if run.foreign(suite):
         return {**told, "status": MISSING, "note": f"evaluation/{suite}.json is of another training"}
     value, stderr = _number(result.get("value"), column), _number(result.get("stderr"), column)
     if value is None:

@@ -145,6 +145,15 @@ ABLATIONS = (
 )
 BOUNDS = ("mdn", "mdn-mu-1.5", "mdn-mu-1.357", "mdn-mu-1")
 HYBRIDS = ("mamba2-h-3to1", "gdn-h-3to1", "comba-h-3to1", "kda-h-3to1", "mdn-h-3to1", "mdn-h-7to1")
+NEEDLES = {  # RULER's tasks in the order of Fig. 5's panels
+    "niah_single_1": "Single needle, repeated text",
+    "niah_single_2": "Single needle, essays",
+    "niah_single_3": "Single needle, UUID",
+    "niah_multikey_1": "Multi-key",
+    "niah_multiquery": "Multi-query",
+    "niah_multivalue": "Multi-value",
+}
+NEEDLES_LENGTH = 8192  # for which the paper prints numbers
 TEXTS = {"wiki": "Wikipedia", "c4": "C4", "speeches": "Speeches", "slimpajama": "SlimPajama"}
 
 
@@ -167,6 +176,15 @@ def heldout(params: Params, scale: str) -> tuple[Column, ...]:
             "ppl",
         )
         for key in held
+    )
+
+
+def needles(params: Params, scale: str) -> tuple[int, tuple[Column, ...]]:
+    """The length for which the needles are tabulated, and its columns: the paper's or else the longest."""
+    lengths = params.scales[scale].evaluation.niah_lengths
+    length = NEEDLES_LENGTH if NEEDLES_LENGTH in lengths else max(lengths)
+    return length, tuple(
+        Column(task, title, f"{task}_{length}", "recall", "niah") for task, title in NEEDLES.items()
     )
 
 
@@ -193,6 +211,13 @@ def tables(params: Params, scale: str, active: Iterable[str], published: dict[st
     if active & set(SYSTEMS) or "table3" in published:
         systems = tuple(name for name in SYSTEMS if name in params.models)
         found.append(Table("table3", "Table 3: LongBench at 16K", systems, (*LONGBENCH, LONGBENCH_AVERAGE)))
+    wanted = active if "niah" in params.suites else set()
+    wanted |= set(SYSTEMS) if "niah" in published else set()
+    if wanted:
+        length, columns = needles(params, scale)
+        title = f"RULER's needles at {length} tokens, recall"
+        title = f"Fig. 5 in numbers: {title}" if "niah" in published else title
+        found.append(Table("niah", title, tuple(name for name in params.models if name in wanted), columns))
     for key, title, rows in (
         ("table4-ablations", "Table 4: ablations", ABLATIONS),
         ("table4-bounds", "Table 4: lower bound of log μ (MDN: −2)", BOUNDS),

@@ -56,6 +56,14 @@ class Run:
         commit = self.manifest.get("commit")
         return f"{commit} + local changes" if commit and self.manifest.get("dirty") else commit
 
+    def foreign(self, suite: str) -> bool:
+        """Is an evaluation there that is of another training than the one beside it?"""
+        evaluation = self.evaluations.get(suite, {})
+        weights, identity = self.manifest.get("weights"), evaluation.get("identity")
+        if evaluation and evaluation.get("fingerprint") != self.manifest.get("fingerprint"):
+            return True
+        return bool(weights and identity and not identity.startswith(f"{weights}-"))
+
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of one quantity of the log; a value that was not finite is left out."""
         found = [(line["step"], line[key]) for line in self.log if isinstance(line.get(key), int | float)]
@@ -101,6 +109,13 @@ def active(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list
     """Models that are asked for at a scale, or have been run there."""
     wanted = params.runs.get(scale, {})
     return [name for name in params.models if name in wanted or runs[scale, name].state != "absent"]
+
+
+def results(run: Run, suite: str) -> list[dict[str, Any]]:
+    """The rows of a suite's evaluation of this very training; none if there is no such evaluation."""
+    if run.state != "finished" or run.foreign(suite):
+        return []
+    return list(run.evaluations.get(suite, {}).get("results", []))
 
 
 def _mapping(path: Path) -> dict[str, Any]:

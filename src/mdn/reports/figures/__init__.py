@@ -1,11 +1,11 @@
 """The figures, one module each: `drawings(params, runs)` gives what can be drawn from the run folders."""
 
 from mdn.config import Params
-from mdn.reports.figures import loss
+from mdn.reports.figures import loss, niah, positions
 from mdn.reports.figures.style import Drawing
 from mdn.reports.runs import Run
 
-FIGURES = (loss,)  # in the order of the page
+FIGURES = (loss, niah, positions)  # in the order of the page
 
 
 def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
