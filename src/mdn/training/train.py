@@ -25,7 +25,7 @@ from mdn.tracking.record import Record, identity, open_record, replacing, write_
 from mdn.training import checkpoint, launch
 from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
 from mdn.training.datamodule import TokenData
-from mdn.training.launch import StopRequest
+from mdn.training.launch import Stopped, StopRequest
 from mdn.training.lit import Diverged, LitLanguageModel
 from mdn.training.sharded import WHOLE, Sharded
 from mdn_kernels.registry import get, loaded
@@ -95,9 +95,10 @@ def _train(
                 write_json(failed, {"error": error_line, "step": trainer.global_step})
         mirror.stop()
         raise
-    except BaseException:  # told to stop
+    except BaseException as error:
         mirror.stop("KILLED")
-        launch.wait()  # srun ends a step whose first rank has left
+        if isinstance(error, Stopped):  # all ranks are; srun ends a step whose first rank has left
+            launch.wait()
         raise
     mirror.stop()
     launch.wait()
