@@ -40,8 +40,9 @@ test-dag: setup ## the smoke DAG on cut-down parameters, with the edits of a new
 test-gpu: setup ## the tests that need a CUDA device
 	python -m pytest -m gpu
 
-bench: setup ## tokenization against the tokenizer's own speed
+bench: setup ## tokenization against the tokenizer's own speed; a report of a hundred runs
 	python benchmarks/tokenization.py
+	python benchmarks/render.py
 
 ui: setup ## browse the runs in MLflow
 	mdn ui

@@ -1,12 +1,13 @@
-"""Stage render: tables, figures and reports/index.html from the run folders; then all of it to MLflow."""
+"""Stage render: tables, figures and reports/index.html from the run folders; all of it to MLflow, too."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from mdn.config import load
-from mdn.reports.render import render
-from mdn.tracking.mlflow import attach, sync_all
+from mdn.reports.notes import notes
+from mdn.reports.render import read_grids, render
+from mdn.tracking.mlflow import artifact_page, attach, describe, sync_all
 
 
 def main() -> None:
@@ -20,10 +21,12 @@ def main() -> None:
         print(render(params, arguments.runs, arguments.out))
     except ValueError as error:
         sys.exit(f"render_reports: {error}")
-    if params.tracking.uri:
-        sync_all(arguments.runs, params.tracking.uri)
+    if uri := params.tracking.uri:
+        sync_all(arguments.runs, uri)
         written = [path for path in sorted(arguments.out.rglob("*")) if path.is_file()]
-        attach(arguments.out, params.tracking.uri, written)
+        run = attach(arguments.out, uri, written)
+        page = artifact_page(uri, run, "index.html") if run else None
+        describe(arguments.runs, uri, notes(read_grids(params, arguments.runs), page))
 
 
 if __name__ == "__main__":

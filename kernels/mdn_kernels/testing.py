@@ -37,6 +37,10 @@ GATES: dict[str, dict[str, float | tuple[float, float]]] = {
     "alpha=exp(-8)": {"log_alpha": -8.0},
     "alpha=0": {"log_alpha": -inf},
     "wide": {"log_alpha": (-8.0, 0.0), "log_mu": (-20.0, 0.0), "beta": (0.0, 1.0)},
+    # What the two rows of the paper's Table 6 that ended in NaN allow: momentum that decays without a bound;
+    # memory that decays by its own gate alone, which is slowly, under momentum near its bound.
+    "no mu bound": {"log_mu": (-8.0, 0.0)},
+    "alpha_max=1": {"log_mu": (-2.0, -1.0)},
 }
 
 # Largest relative errors in float32: outputs and final states, gradients of vectors and states, of gates.

@@ -5,8 +5,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mdn.config import ConfigError, load
+
+if TYPE_CHECKING:
+    from mdn.reports.figures.style import Drawing
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,9 +61,21 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--raw", type=Path, default=Path("data/raw"), help="default: %(default)s")
     command.set_defaults(run=_generate)
 
-    command = commands.add_parser("diff", help="compare two runs: configuration, results, loss")
-    command.add_argument("a", type=Path, help="for example runs/smoke/gdn")
-    command.add_argument("b", type=Path)
+    command = commands.add_parser(
+        "diff",
+        parents=[common],
+        help="compare runs, revisions or kernel versions",
+        description="Compares two runs (runs/smoke/gdn runs/smoke/mdn), two scales (runs/smoke runs/small), "
+        "two git revisions (HEAD~1 HEAD; one alone: with the runs as they are now), or two kernel versions "
+        "(--kernel v1_logspace v2_segsum).",
+    )
+    command.add_argument("a", help="a run folder, a folder of runs, or a git revision")
+    command.add_argument("b", nargs="?", default="runs", help="likewise, default: the runs as they are now")
+    command.add_argument(
+        "--kernel", action="store_true", help="a and b are versions of the momentum delta rule"
+    )
+    command.add_argument("--out", type=Path, help="a folder for diff.md and its figures; goes to MLflow too")
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
     command.set_defaults(run=_diff)
 
     command = commands.add_parser("sync", parents=[common], help="send run folders to MLflow")
@@ -163,9 +179,90 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from mdn.reports.diff import diff, read
+    from contextlib import ExitStack
 
-    print(diff(read(options.a), read(options.b)))
+    from mdn.reports.diff import Side, diff, pairs, read, read_all
+    from mdn.reports.revisions import revision
+
+    if options.kernel:
+        return _diff_kernels(options)
+    with ExitStack() as stack:  # a revision's files last as long as it is open
+
+        def side(name: str) -> Side:
+            if Path(name) == options.runs:
+                return read_all(options.runs, options.params)
+            if Path(name).exists():
+                return read(Path(name))
+            found = stack.enter_context(revision(name))
+            return Side(name, found.runs, found.params)
+
+        a, b = side(options.a), side(options.b)
+        text = diff(a, b)
+        drawings = []
+        if options.out:
+            from mdn.reports.figures.pairs import drawing
+
+            drawn = drawing("loss", (a.title, b.title), pairs(a, b))
+            drawings = [drawn] if drawn else []
+    return _hand_over(options, f"{a.title} against {b.title}", text, drawings)
+
+
+def _diff_kernels(options: argparse.Namespace) -> int:
+    import torch
+
+    from mdn.reports.diff import diff, kernel_pairs
+    from mdn.reports.figures.pairs import drawing
+    from mdn.reports.kernels import report, timings
+    from mdn_kernels.accuracy import measure, runnable, timing
+    from mdn_kernels.momentum_delta_rule import OP
+    from mdn_kernels.registry import get
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = [get(OP, name).name for name in (options.a, options.b)]
+    here = [name for name in names if name in runnable(device)]
+    benched = timings(Path("benchmarks/results"))
+    if here:
+        benched = [{"file": "here.json", **timing(here, device)}, *benched]
+    made = report({"accuracy": measure(here, device), "timings": benched}, only=names)
+    title, drawings = f"{names[0]} against {names[1]}", made.drawings
+    lines = [made.markdown(title, "" if options.out else None), "## Runs that differ only in the kernel", ""]
+    found = kernel_pairs(options.runs, *names)
+    if not found:
+        lines.append(
+            "None. Set `kernel` of a model in params.yaml, `dvc repro`, and the run on the other version "
+            f"stays beside it, in {options.runs}/.archive."
+        )
+    for n, (a, b) in enumerate(found):
+        lines.append(diff(a, b).replace("\n## ", "\n#### ").replace("# ", "### ", 1))
+        if options.out and (
+            drawn := drawing(f"loss-{n + 1}", (a.title, b.title), {"": (a.runs[""], b.runs[""])})
+        ):
+            drawings.append(drawn)
+            lines.append(f"![{drawn.title}]({drawn.name}.svg)\n")
+    return _hand_over(options, title, "\n".join(lines), drawings, linked=True)
+
+
+def _hand_over(
+    options: argparse.Namespace, title: str, text: str, drawings: "list[Drawing]", linked: bool = False
+) -> int:
+    """Prints a comparison, or writes it with its figures and sends all of it to MLflow. linked: the text has
+    its figures already."""
+    if options.out is None:
+        print(text)
+        return 0
+    from mdn.tracking.mlflow import attach
+
+    for drawing in drawings:
+        drawing.write(options.out)
+        if not linked:
+            text += f"## Loss\n\n![{drawing.title}]({drawing.name}.svg)\n"
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "diff.md").write_text(text)
+    written = [options.out / name for drawing in drawings for name in drawing.files()]
+    attach(
+        options.out, load(options.params).tracking.uri, [options.out / "diff.md", *written], f"diff: {title}"
+    )
+    print(options.out / "diff.md")
     return 0
 
 
@@ -181,7 +278,7 @@ def _sync(options: argparse.Namespace) -> int:
 
 
 def _ui(options: argparse.Namespace) -> int:
-    from mdn.tracking.mlflow import open_store, ui_command
+    from mdn.tracking.mlflow import experiment_pages, ui_command
 
     uri = _uri(options)
     if uri.startswith("http"):
@@ -191,7 +288,8 @@ def _ui(options: argparse.Namespace) -> int:
     print(command, flush=True)
     if options.print:
         return 0
-    open_store(uri)
+    for name, page in experiment_pages(uri).items():
+        print(f"{name}: http://127.0.0.1:5000/{page}", file=sys.stderr, flush=True)
     os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # eight processes that nothing here needs
     os.execv(sys.executable, [sys.executable, "-m", *shlex.split(command)])  # this environment's mlflow
 

@@ -18,7 +18,7 @@ from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from mdn.options import Options
 from mdn.pattern import expand, parse
 
-SUITES = ("lm", "commonsense", "retrieval", "longbench", "niah", "positions")
+SUITES = ("lm", "commonsense", "retrieval", "longbench", "niah", "positions", "dynamics")
 NIAH_LENGTHS = (512, 131072)  # shortest and longest that RULER's tasks can fill: needles fit, essays last
 LAUNCHERS = ("local", "torchrun", "slurm")
 STRATEGIES = ("ddp", "fsdp")

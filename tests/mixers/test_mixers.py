@@ -122,7 +122,7 @@ def test_autocast_leaves_gates_and_states_in_float32(name, make_mixer, monkeypat
     with torch.autocast("cpu", torch.bfloat16):
         y, state = mixer(x, mixer.init_state(2, dtype=torch.bfloat16))
     assert seen == {"vectors": {torch.bfloat16}, "gates": {torch.float32}}
-    assert all(state[matrix].dtype == torch.float32 for matrix in mixer.matrices)
+    assert all(state[matrix].dtype == torch.float32 for matrix in mixer.rule.matrices)
     exact = mixer(x)[0]
     assert (y.float() - exact).norm() < 0.05 * exact.norm()
 
@@ -185,9 +185,9 @@ def test_state_size_counts_what_the_state_holds(mixer):
     _, state = mixer(tokens(1, 6), mixer.init_state(1))
     sizes = shape(type(mixer).__name__.lower())
     held = sum(value.numel() for key, value in state.items() if key != "conv")
-    assert mixer.state_size(D_MODEL, sizes, context=6) == held
+    assert mixer.rule.state_size(D_MODEL, sizes, context=6) == held
     if isinstance(mixer, LinearMixer):
-        assert mixer.state_size(D_MODEL, sizes, context=10**6) == held
+        assert mixer.rule.state_size(D_MODEL, sizes, context=10**6) == held
 
 
 def test_a_shape_that_does_not_fit_the_width_is_refused():

@@ -1,5 +1,6 @@
 """Made-up run folders: six systems and some variants at smoke scale, two at 400M."""
 
+import gzip
 import hashlib
 import json
 import math
@@ -147,10 +148,41 @@ def write_run(params: Params, root: Path, scale: str, name: str, accuracy: float
     return folder
 
 
+def write_dynamics(folder: Path, layers: int = 3, tokens: int = 50) -> None:
+    """What the suite leaves of a model whose last layer is attention: MDN's gates, and some pairs."""
+    head = json.loads((folder / "evaluation" / "lm.json").read_text())
+    write(folder / "evaluation" / "dynamics.json", {**head, "suite": "dynamics", "results": []})
+    rows: list[dict] = []
+    for task in ("state_change", "transition"):
+        for layer in range(layers):
+            row: dict = {"task": task, "layer": layer, "mixer": "mdn"}
+            if layer == layers - 1:
+                row |= {"mixer": "attention", "absent": "keeps every key and value"}
+            elif task == "state_change":
+                row["change"] = [0.01 * (1 + layer) + 0.001 * (t % 7) for t in range(tokens)]
+            else:
+                row["quantiles"] = [0.05, 0.25, 0.5, 0.75, 0.95]
+                logs, plain = [-2.0, -1.5, -1.0, -0.5, -0.1], [0.1, 0.2, 0.3, 0.4, 0.5]
+                row["gates"] = {
+                    "log_alpha": logs,
+                    "beta": plain,
+                    "log_mu": logs,
+                    "eta": plain,
+                    "key": [1.0] * 5,
+                }
+                row["along"] = {"real": [[0.1, 7], [0.94, 2]], "complex": [[0.5, 0.3, 4], [0.54, 0.3, 1]]}
+                row["across"] = {"real": [[0.9, 12]], "complex": []}
+            rows.append(row)
+    with gzip.open(folder / "evaluation" / "dynamics.samples.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_all(params: Params, root: Path) -> Path:
     """mdn-no-momentum failed in training, mdn-h-3to1 was never started, mdn at 400M is no longer listed."""
     for name, accuracy in SMOKE.items():
         write_run(params, root, "smoke", name, accuracy)
+    for name in ("gdn", "mdn", "mdn-no-correction"):
+        write_dynamics(root / "smoke" / name)
     folder = write_training(params, root, "smoke", "mdn-no-momentum", steps=17)
     write(folder / "failed.json", {"error": "loss is <nan> & not finite", "step": 17})
     for name in ("gdn", "mdn"):
@@ -173,6 +205,12 @@ def runs(tmp_path: Path, made: Path) -> Path:
 def add_run(params: Params, runs: Path) -> Callable[[str, str, float], Path]:
     """Adds a finished run (scale, model, accuracy) to `runs`."""
     return partial(write_run, params, runs)
+
+
+@pytest.fixture
+def add_dynamics() -> Callable[..., None]:
+    """Adds what suite dynamics leaves to a finished run (folder, layers, tokens)."""
+    return write_dynamics
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,17 @@
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mdn.cli import main
 from mdn.config import Params
-from mdn.reports.diff import diff, read
+from mdn.reports.diff import diff, mark, pairs, read
+from mdn.reports.figures.pairs import drawing
+
+ROOT = Path(__file__).parents[2]
 
 
 def section(text: str, title: str) -> list[list[str]]:
@@ -45,7 +51,7 @@ def test_the_log_is_compared_at_steps_that_both_have(runs: Path):
 
 def test_a_run_is_the_same_as_itself(runs: Path):
     text = diff(read(runs / "smoke/mdn"), read(runs / "smoke/mdn"))
-    assert text.count("the same") == 2
+    assert text.count("\n\nthe same\n") == 2
     assert all(row[4] == "+0.00" for row in section(text, "Results"))
 
 
@@ -59,7 +65,7 @@ def test_the_command_prints_it_and_names_a_missing_run(runs: Path, params: Param
     assert main(["diff", str(runs / "smoke/gdn"), str(runs / "smoke/mdn")]) == 0
     assert capsys.readouterr().out.startswith("# smoke/gdn against smoke/mdn\n")
     assert main(["diff", str(runs / "smoke/gdn"), str(runs / "smoke/none")]) == 2
-    assert "no run there" in capsys.readouterr().err
+    assert "neither a run folder nor a revision" in capsys.readouterr().err
 
 
 def test_an_archived_run_can_be_compared(runs: Path):
@@ -69,3 +75,152 @@ def test_an_archived_run_can_be_compared(runs: Path):
     config = json.loads((place / "manifest.json").read_text())
     assert config["fingerprint"]
     assert "gdn" in diff(read(place), read(runs / "smoke/mdn"))
+
+
+def shift(run: Path, by: float) -> None:
+    """Moves the accuracies of a run."""
+    path = run / "evaluation/commonsense.json"
+    found = json.loads(path.read_text())
+    for row in found["results"]:
+        row["value"] += by
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(("z", "stars"), [(None, ""), (1.95, ""), (-1.97, "*"), (2.6, "**"), (-40.0, "***")])
+def test_stars_follow_the_normal_distribution(z, stars):
+    assert mark(z) == stars
+
+
+def test_what_is_beyond_chance_is_marked_and_counted(runs: Path):
+    shift(runs / "smoke/mdn", 0.16)  # 0.05 + 0.16 = 0.21 are 3.7 standard errors of 0.04 √2
+    text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
+    rows = {(row[0], row[1]): row[-1] for row in section(text, "Results")}
+    assert rows["piqa", "acc"] == "+3.71 \\*\\*\\*"
+    assert rows["lambada_openai", "acc"] == "+0.88"
+    marked = [value for value in rows.values() if value.endswith("*")]
+    judged = [value for value in rows.values() if value != "–"]
+    assert f"{len(marked)} of {len(judged)} differences are beyond 1.96 standard errors" in text
+    assert f"about {0.05 * len(judged):.1f} would be" in text
+
+
+def test_folders_of_runs_are_paired_by_name_and_only_differences_are_listed(runs: Path, tmp_path: Path):
+    other = Path(shutil.copytree(runs / "smoke", tmp_path / "other"))
+    shutil.rmtree(other / "kda")
+    shift(other / "mdn", 0.16)
+    text = diff(read(runs / "smoke"), read(other))
+    assert text.startswith("# smoke against other\n")
+    assert [row[0] for row in section(text, "Runs")] == ["kda"]
+    assert {row[0] for row in section(text, "Results")} == {"mdn"}
+    assert {row[2] for row in section(text, "Results")} == {"acc", "acc_norm"}
+    assert section(text, "Configuration") == []
+
+
+def test_two_scales_of_a_model(runs: Path):
+    text = diff(read(runs / "smoke/mdn"), read(runs / "400m/mdn"))
+    keys = {row[0]: row[1:] for row in section(text, "Configuration")}
+    assert keys["scale"] == ["smoke", "400m"]
+    assert keys["training.context"] == ["256", "4096"]
+
+
+def test_the_figure_has_both_losses_and_their_difference(runs: Path):
+    a, b = (read(runs / "smoke" / name) for name in ("gdn", "mdn"))
+    drawn = drawing("loss", (a.title, b.title), pairs(a, b))
+    assert drawn is not None
+    losses, gap = drawn.readings.panels
+    assert {series.label for series in losses.series} == {
+        "smoke/gdn",
+        "smoke/mdn",
+        "smoke/gdn, validation",
+        "smoke/mdn, validation",
+    }
+    at = {series.label: dict(zip(series.xs, series.ys, strict=True)) for series in losses.series}
+    (line,) = gap.series
+    for x, y in zip(line.xs, line.ys, strict=True):
+        assert y == pytest.approx(at["smoke/mdn"][x] - at["smoke/gdn"][x])
+
+
+def test_a_figure_of_many_runs_has_a_panel_each_and_none_without_logs(runs: Path, tmp_path: Path):
+    a = read(runs / "smoke")
+    drawn = drawing("loss", ("a", "b"), pairs(a, a))
+    assert drawn is not None
+    assert [panel.title for panel in drawn.readings.panels] == list(a.runs)
+    (runs / "smoke/gdn/log.jsonl").unlink()
+    alone = read(runs / "smoke/gdn")
+    assert drawing("loss", ("a", "b"), pairs(alone, alone)) is None
+
+
+@pytest.fixture
+def repository(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project at two commits: between them gdn got better, mdn another learning rate, and kda went."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"):
+        monkeypatch.setenv(name, "somebody@example.org")
+    monkeypatch.setenv("DVC_NO_ANALYTICS", "1")
+
+    def call(*command: str) -> None:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr + done.stdout
+
+    def commit(names: list[str]) -> None:
+        outs = [
+            str(path.relative_to(tmp_path))
+            for name in names
+            for kind in ("config.yaml", "manifest.json", "log.jsonl", "metrics.json", "evaluation/*.json")
+            for path in (runs / "smoke" / name).glob(kind)
+        ]
+        stage = {"stages": {"all": {"cmd": "true", "outs": outs}}}
+        Path("dvc.yaml").write_text(json.dumps(stage))
+        call(sys.executable, "-m", "dvc", "commit", "--force", "--quiet")
+        call("git", "add", "params.yaml", "dvc.yaml", "dvc.lock")
+        call("git", "commit", "-qm", "runs")
+
+    for scale in [path for path in runs.iterdir() if path.name != "smoke"]:
+        shutil.rmtree(scale)
+    failed = runs / "smoke/mdn-no-momentum/evaluation/lm.json"
+    failed.parent.mkdir()
+    failed.write_text(json.dumps({"suite": "lm", "failed": "training failed: loss is <nan>"}))
+    text = (ROOT / "params.yaml").read_text().replace("uri: sqlite:///mlflow.db", "uri: null")
+    Path("params.yaml").write_text(text)
+    call("git", "init", "-q")
+    call(sys.executable, "-m", "dvc", "init", "--quiet")
+    commit(["gdn", "mdn", "kda", "mdn-no-momentum"])
+    shift(runs / "smoke/gdn", 0.16)
+    config = runs / "smoke/mdn/config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.003", "lr: 0.001"))
+    Path("params.yaml").write_text(
+        text.replace("lr: null\n    options: {mdn: {tau", "lr: 1e-3\n    options: {mdn: {tau")
+    )
+    commit(["gdn", "mdn", "mdn-no-momentum"])
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_two_revisions(repository: Path, capsys):
+    assert main(["diff", "HEAD~1", "HEAD"]) == 0
+    text = capsys.readouterr().out
+    assert section(text, "Parameters") == [["models.mdn.lr", "–", "0.001"]]
+    assert [row[0] for row in section(text, "Runs")] == ["smoke/kda"]
+    assert ["smoke/mdn", "lr", "0.003", "0.001"] in section(text, "Configuration")
+    assert {row[0] for row in section(text, "Results")} == {"smoke/gdn"}
+    assert "mdn-no-momentum of HEAD~1 failed: loss is <nan>" in text
+
+    # against the runs as they are now, written with its figure
+    shift(repository / "runs/smoke/mdn", 0.16)
+    assert main(["diff", "HEAD", "--out", "made"]) == 0
+    text = Path("made/diff.md").read_text()
+    assert text.startswith("# HEAD against now\n")
+    assert {row[0] for row in section(text, "Results")} == {"smoke/mdn"}
+    assert "](loss.svg)" in text
+    assert Path("made/loss.png").exists()
+
+
+@pytest.mark.slow
+def test_revisions_that_cannot_be_read_say_why(repository: Path, capsys):
+    assert main(["diff", "nowhere", "HEAD"]) == 2
+    assert "nowhere: neither a run folder nor a revision that can be read" in capsys.readouterr().err
+    shutil.rmtree(repository / ".dvc/cache")
+    shutil.rmtree(repository / "runs")
+    assert main(["diff", "HEAD", "HEAD~1"]) == 2
+    error = capsys.readouterr().err
+    assert "HEAD: no run folder of it is in DVC's cache" in error
+    assert error.count("\n") == 1

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,5 +38,67 @@ def test_a_long_training_does_not_make_a_large_figure(params: Params, runs: Path
     assert len(drawing.svg) < 100_000
 
 
-def test_scales_without_a_log_have_no_figure(params: Params, tmp_path: Path):
-    assert drawings(params, read_runs(params, tmp_path)) == []
+def test_scales_without_a_run_have_no_figure_and_theory_needs_none(params: Params, tmp_path: Path):
+    assert [(d.name, d.scale) for d in drawings(params, read_runs(params, tmp_path))] == [
+        ("dependency", ""),
+        ("spectrum", ""),
+    ]
+
+
+def dynamics(params: Params, runs: Path) -> dict[str, str]:
+    """SVG by name, of the figures that suite dynamics feeds."""
+    found = [
+        d for d in drawings(params, read_runs(params, runs)) if d.scale and not d.name.startswith("loss")
+    ]
+    return {d.name: d.svg for d in found}
+
+
+def test_dynamics_are_drawn_where_they_were_followed(params: Params, runs: Path):
+    found = dynamics(params, runs)
+    names = ("state-change-smoke", "gates-smoke", "state-change-smoke-variants", "gates-smoke-variants")
+    assert set(found) == {*names, "spectrum-smoke", "spectrum-smoke-variants"}
+    svg = found["state-change-smoke"]
+    assert ">MDN<" in svg
+    assert ">GDN<" in svg
+    assert ">Comba<" not in svg
+    assert found["spectrum-smoke"].count(">layer 2<") == 2  # of two systems; the attention layer is left out
+    assert ">layer 3<" not in found["spectrum-smoke"]
+
+
+def test_without_followed_variants_theirs_are_not_drawn(params: Params, runs: Path):
+    (runs / "smoke" / "mdn-no-correction" / "evaluation" / "dynamics.samples.jsonl.gz").unlink()
+    assert set(dynamics(params, runs)) == {"state-change-smoke", "gates-smoke", "spectrum-smoke"}
+
+
+def test_dynamics_of_another_training_are_not_drawn(params: Params, runs: Path):
+    for name in ("mdn", "gdn", "mdn-no-correction"):
+        path = runs / "smoke" / name / "evaluation" / "dynamics.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "fingerprint": "another"}))
+    assert dynamics(params, runs) == {}
+
+
+def test_a_damaged_file_of_samples_is_named(params: Params, runs: Path):
+    path = runs / "smoke" / "mdn" / "evaluation" / "dynamics.samples.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"mdn/evaluation/dynamics\.samples\.jsonl\.gz: not readable"):
+        drawings(params, read_runs(params, runs))
+
+
+def test_many_layers_and_tokens_do_not_make_large_figures(params: Params, runs: Path, add_dynamics):
+    add_dynamics(runs / "smoke" / "mdn", layers=49, tokens=4096)
+    found = dynamics(params, runs)
+    assert max(map(len, found.values())) < 150_000
+    shown = {int(n) for n in re.findall(r">layer (\d+)<", found["spectrum-smoke"])}
+    assert {1, 48} <= shown
+    assert len(shown) <= 8
+
+
+def test_every_figure_can_be_read_on_the_page(params: Params, runs: Path):
+    drawn = drawings(params, read_runs(params, runs))
+    assert drawn
+    for drawing in drawn:
+        series = [series for panel in drawing.readings.panels for series in panel.series]
+        assert any(series.boxes for series in series), drawing.name
+        assert {name for series in series for name in series.ids} <= set(
+            re.findall(r'<g id="(\w+)"', drawing.svg)
+        )

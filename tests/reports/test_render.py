@@ -51,7 +51,7 @@ def test_tables_of_an_earlier_render_go_and_other_files_stay(params: Params, tmp
 def test_script_renders_without_torch(tmp_path: Path):
     (tmp_path / "torch.py").write_text("raise ImportError('the report needs no torch')")
     command = [sys.executable, str(SCRIPT), "--params", str(PARAMS), "--runs", "runs", "--out", "out"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "out/index.html\n"), done.stderr
 
@@ -75,7 +75,7 @@ def test_latex_compiles_where_there_is_a_latex(rendered: Path, tmp_path: Path):
         pytest.skip("pdflatex is not installed")
     inputs = "\n".join(f"\\input{{{path}}}" for path in sorted((rendered / "tables").glob("*.tex")))
     (tmp_path / "all.tex").write_text(
-        "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+        "\\documentclass{article}\\usepackage{amsmath,booktabs,graphicx}\\begin{document}\n"
         + inputs
         + "\n\\end{document}\n"
     )

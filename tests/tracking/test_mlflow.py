@@ -469,13 +469,19 @@ def test_mdn_sync_without_a_store_says_what_to_write(project, capsys):
     assert "tracking.uri: null" in capsys.readouterr().err
 
 
-def test_mdn_ui_prints_the_command_it_becomes(project, uri, client, capsys, monkeypatch):
+def test_mdn_ui_prints_the_command_it_becomes_and_where_the_runs_are(
+    runs, tiny_run, project, uri, client, capsys, monkeypatch
+):
     project(uri)
+    sync(runs.begin(tiny_run), uri)
+    number = client.get_experiment_by_name("mdn-smoke").experiment_id
     started = []
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
     monkeypatch.setattr(cli.os, "execv", lambda program, words: started.append(words))
     cli.main(["ui"])
-    assert capsys.readouterr().out.split() == started[0][2:] == ui_command(uri).split()
+    printed = capsys.readouterr()
+    assert printed.out.split() == started[0][2:] == ui_command(uri).split()
+    assert f"mdn-smoke: http://127.0.0.1:5000/#/experiments/{number}?" in printed.err
     assert cli.os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] == "false"
 
 
@@ -487,3 +493,26 @@ def test_mdn_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "sync" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_run_is_described_and_its_description_replaced(runs, tiny_run, uri, client):
+    record = runs.begin(tiny_run)
+    run = sync(record, uri)
+    for text in ("first", "| second | **table** |"):
+        mirror.describe(runs.root, uri, {"smoke/mdn": text, "smoke/gdn": "was never sent"})
+        assert client.get_run(run).data.tags["mlflow.note.content"] == text
+
+
+def test_where_a_run_is_shown(runs, tiny_run, uri, client):
+    record = runs.begin(tiny_run)
+    run = sync(record, uri)
+    number = client.get_run(run).info.experiment_id
+    assert json.loads((record.folder / "mlflow.json").read_text())["experiment_id"] == number
+    page = mirror.artifact_page(uri, run, "index.html")
+    assert page == f"#/experiments/{number}/runs/{run}/artifacts/index.html"
+
+
+def test_a_store_that_is_down_costs_descriptions_a_warning(runs, tiny_run, uri, capsys):
+    sync(runs.begin(tiny_run), uri)
+    mirror.describe(runs.root, NOWHERE, {"smoke/mdn": "text"})
+    assert "not mirrored" in capsys.readouterr().err

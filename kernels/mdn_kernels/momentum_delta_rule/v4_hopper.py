@@ -32,14 +32,17 @@ from mdn_kernels.momentum_delta_rule.chunked import (
 WARPS = 8
 
 
-def _width(K: int, V: int) -> int:
-    """BV, the value channels of a program: what shared memory holds."""
-    return 64 if K <= 128 else 32
+def _width(K: int, V: int, scans: int) -> int:
+    """BV, the value channels of a program: what shared memory holds, unless few programs would be left.
+
+    scans: heads of all sequences.
+    """
+    return 64 if K <= 128 and V // 64 * scans >= 96 else 32
 
 
 def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
     """For the record of a benchmark."""
-    return {"scans": {"BV": _width(K, V), "num_warps": WARPS}, "others": tiles(dtype, K, V)}
+    return {"scans": {"num_warps": WARPS}, "others": tiles(dtype, K, V)}
 
 
 class _Blocks(TensorDescriptor):
@@ -84,7 +87,7 @@ class _Scans:
         self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
     ) -> ChunkStates:
         (H, K), V = k.shape[2:], residual.shape[-1]
-        BV = _width(K, V)
+        BV = _width(K, V, chunks.sequences * H)
         if v is not None:
             unused = torch.empty_like(v)
             self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
@@ -107,7 +110,7 @@ class _Scans:
         scale: float,
     ) -> tuple[ChunkStates, Pair]:
         (H, K), V = q.shape[2:], do.shape[-1]
-        BV = _width(K, V)
+        BV = _width(K, V, chunks.sequences * H)
         states = _chunk_states(q, V, chunks)
         initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.reverse_scan[V // BV, chunks.sequences * H](
@@ -156,7 +159,7 @@ class _Scans:
         scale: float,
     ) -> Pair:
         (H, K), V = q.shape[2:], v.shape[-1]
-        BV = _width(K, V)
+        BV = _width(K, V, chunks.sequences * H)
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
         kernels.scan[V // BV, chunks.sequences * H](
             _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),

@@ -16,12 +16,12 @@ import mdn_kernels
 from mdn.config import ConfigError, Shape
 from mdn.mixers.base import Mixer, State
 from mdn.options import AttentionOptions
+from mdn.rules import RULES
 from mdn_kernels.common.sequences import pack, unpack
 
 
 class Attention(Mixer):
-    equation = r"S_t = S_{t-1} \cup \{(k_t, v_t)\}"
-    gates = r"\text{none}"
+    rule = RULES["attention"]
 
     def __init__(self, d_model: int, shape: Shape, options: AttentionOptions, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)
@@ -34,10 +34,6 @@ class Attention(Mixer):
         self.heads, self.head_size, self.theta = heads, d_model // heads, options.rope_theta
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
-
-    @classmethod
-    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
-        return 2 * d_model * context
 
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None

@@ -6,6 +6,7 @@ N sequences (B, or those packed along T when cu_seqlens is given)
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mdn.config import Shape
+from mdn.rules import Rule
 from mdn_kernels.common.convolution import short_convolution
 from mdn_kernels.registry import get
 
@@ -54,19 +56,13 @@ class Mixer(nn.Module, ABC):
     """
 
     op: ClassVar[str | None] = None  # its operator in mdn_kernels
-    equation: ClassVar[str]  # one line of LaTeX: the state update
-    gates: ClassVar[str]  # one line of LaTeX: what of it depends on the token, beside q, k and v
+    rule: ClassVar[Rule]
 
     def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
         super().__init__()
         if kernel is not None and self.op is not None:
             get(self.op, kernel)
         self.kernel = kernel
-
-    @classmethod
-    @abstractmethod
-    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
-        """Elements of one layer's memory of one sequence after `context` tokens, short convolutions aside."""
 
     @abstractmethod
     def init_state(
@@ -92,24 +88,21 @@ class Mixer(nn.Module, ABC):
 class LinearMixer(Mixer):
     """A mixer whose memory is one or two matrices [H, K, V] and a short convolution's last inputs."""
 
-    matrices: ClassVar[tuple[str, ...]] = ("S",)
     conv_channels: int
+    # An analysis sets it and is shown what each call of the operator is given, by the operator's names.
+    watch: Callable[[dict[str, Tensor]], object] | None = None
 
     def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)
         self.state_shape = (shape.heads, shape.head_k, shape.head_v)
         self.reach = options.convolution - 1
 
-    @classmethod
-    def state_size(cls, d_model: int, shape: Shape, context: int) -> int:
-        return len(cls.matrices) * shape.heads * shape.head_k * shape.head_v
-
     def init_state(
         self, batch: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> State:
         dtype = dtype or torch.get_default_dtype()
         state = {"conv": torch.zeros(batch, self.reach, self.conv_channels, device=device, dtype=dtype)}
-        for name in self.matrices:
+        for name in self.rule.matrices:
             exact = torch.promote_types(dtype, torch.float32)
             state[name] = torch.zeros(batch, *self.state_shape, device=device, dtype=exact)
         return state
@@ -118,7 +111,9 @@ class LinearMixer(Mixer):
         self, op: Callable, *inputs: Tensor, state: State | None, cu_seqlens: Tensor | None, **options: Any
     ) -> tuple[Tensor, State]:
         """Runs the operator on the state's matrices: its output and, with a state, the new matrices."""
-        names = self.matrices
+        if self.watch is not None:
+            self.watch(dict(zip(signature(op).parameters, inputs, strict=False)))
+        names = self.rule.matrices
         initial = None if state is None else tuple(state[name] for name in names)
         o, final = op(
             *inputs,

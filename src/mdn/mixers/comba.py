@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from mdn.config import Shape
 from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, decay
 from mdn.options import CombaOptions
+from mdn.rules import RULES
 from mdn_kernels.comba import comba
 
 
 class Comba(LinearMixer):
     op = "comba"
-    equation = r"S_t = \alpha_t S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top p_t)^\top"
-    gates = r"\alpha_t, \beta_t"
+    rule = RULES["comba"]
 
     def __init__(self, d_model: int, shape: Shape, options: CombaOptions, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)

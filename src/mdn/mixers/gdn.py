@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from mdn.config import Shape
 from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, decay
 from mdn.options import GdnOptions
+from mdn.rules import RULES
 from mdn_kernels.gated_delta_rule import gated_delta_rule
 
 
 class Gdn(LinearMixer):
     op = "gated_delta_rule"
-    equation = r"S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top"
-    gates = r"\alpha_t, \beta_t"
+    rule = RULES["gdn"]
 
     def __init__(self, d_model: int, shape: Shape, options: GdnOptions, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)

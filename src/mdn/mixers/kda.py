@@ -14,15 +14,13 @@ from torch import Tensor, nn
 from mdn.config import Shape
 from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, decay
 from mdn.options import KdaOptions
+from mdn.rules import RULES
 from mdn_kernels.kda import kda
 
 
 class Kda(LinearMixer):
     op = "kda"
-    equation = (
-        r"S_t = (I - \beta_t k_t k_t^\top)\,\mathrm{Diag}(\boldsymbol\alpha_t) S_{t-1} + \beta_t k_t v_t^\top"
-    )
-    gates = r"\boldsymbol\alpha_t, \beta_t"
+    rule = RULES["kda"]
 
     def __init__(self, d_model: int, shape: Shape, options: KdaOptions, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)

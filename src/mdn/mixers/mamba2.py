@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from mdn.config import ConfigError, Shape
 from mdn.mixers.base import EPS, LinearMixer, ShortConvolution, State, precise
 from mdn.options import Mamba2Options
+from mdn.rules import RULES
 from mdn_kernels.ssd import ssd
 
 
 class Mamba2(LinearMixer):
     op = "ssd"
-    equation = r"S_t = \alpha_t S_{t-1} + k_t v_t^\top"
-    gates = r"\alpha_t"
+    rule = RULES["mamba2"]
 
     def __init__(self, d_model: int, shape: Shape, options: Mamba2Options, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)

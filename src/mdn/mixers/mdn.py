@@ -23,17 +23,13 @@ from torch import Tensor, nn
 from mdn.config import Shape
 from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, decay
 from mdn.options import MdnOptions
+from mdn.rules import RULES
 from mdn_kernels.momentum_delta_rule import momentum_delta_rule
 
 
 class Mdn(LinearMixer):
     op = "momentum_delta_rule"
-    matrices = ("S", "M")
-    equation = (
-        r"M_t = \mu_t M_{t-1} - \eta_t k_t (v_t - \alpha_t S_{t-1}^\top k_t)^\top,\quad "
-        r"S_t = \alpha_t S_{t-1} - \beta_t M_t"
-    )
-    gates = r"\alpha_t, \beta_t, \mu_t, \eta_t"
+    rule = RULES["mdn"]
 
     def __init__(self, d_model: int, shape: Shape, options: MdnOptions, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)

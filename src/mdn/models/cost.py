@@ -7,10 +7,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from mdn.config import RunConfig
-from mdn.mixers import mixer_class
 from mdn.models.block import mlp_width
 from mdn.models.lm import GPT2_VOCABULARY
 from mdn.pattern import expand
+from mdn.rules import RULES
 
 # Products with the state a token, of 2 K V FLOPs a head each: read, write, output; for MDN also β_t M_t.
 STATE_PRODUCTS = {"mamba2": 2, "gdn": 3, "comba": 3, "kda": 3, "mdn": 4}
@@ -63,7 +63,7 @@ def state_bytes(run: RunConfig, context: int, activation_bytes: int = 2) -> int:
     keys and values or the inputs of short convolutions."""
     total = 0
     for name in expand(run.pattern, run.shape.layers):
-        elements = mixer_class(name).state_size(run.d_model, run.shape, context)
+        elements = RULES[name].state_size(run.d_model, run.shape, context)
         if name == "attention":
             total += elements * activation_bytes
         else:

@@ -1,52 +1,170 @@
-"""Two runs side by side, as Markdown: what was configured otherwise, then what came out otherwise."""
+"""Runs side by side, as Markdown: what was configured otherwise, what came out otherwise, how they got there.
 
-from collections.abc import Iterator, Mapping
-from math import hypot
+A side is one run, all runs of a folder, or all runs of a git revision; runs are paired by name.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import hypot, isclose
 from pathlib import Path
 from typing import Any
 
-from mdn.reports.runs import Run, read_run
+from omegaconf import OmegaConf
+
+from mdn.reports.runs import Run, read_run, recorded
 from mdn.reports.tables import number, signed
-from mdn.tracking.record import flat
+from mdn.tracking.record import ARCHIVE, flat
 
 CURVE_ROWS = 10  # steps of the loss table
 ORIGIN = ("commit", "code", "data", "kernels", "host", "gpu")  # of a manifest
+# Beyond so many standard errors: of two results that do not differ, 5, 1 and 0.1 per cent are.
+MARKS = ((3.29, "***"), (2.58, "**"), (1.96, "*"))
 
 
-def read(folder: Path) -> Run:
-    """The run in a folder such as runs/smoke/mdn, or one of runs/.archive.
+@dataclass(frozen=True)
+class Side:
+    """What is compared: a name for it and its runs; a side of one run has it under ""."""
+
+    title: str
+    runs: dict[str, Run]
+    params: dict[str, Any] = field(default_factory=dict)  # of a revision
+
+
+def read(folder: Path) -> Side:
+    """The run in a folder such as runs/smoke/mdn (or one of runs/.archive), or all runs in one such as
+    runs/smoke.
 
     Raises:
         ValueError: if there is none.
     """
     folder = folder.resolve()
     run = read_run(folder.parent.parent, folder.parent.name, folder.name)
-    if run.state == "absent":
-        raise ValueError(f"{folder}: no run there; name a folder such as runs/smoke/mdn")
-    return run
-
-
-def diff(a: Run, b: Run) -> str:
-    """Markdown with a section each for configuration, origin, results and loss. A difference of results is
-    given in its standard errors too, √(a² + b²) of the two: below two, it says nothing."""
-    lines = [f"# {_name(a)} against {_name(b)}", ""]
-    if "failed" in (a.state, b.state):
-        lines += [f"{_name(run)} failed: {run.failure['error']}\n" for run in (a, b) if run.failure]
-    configured = list(_changes(flat(a.config), flat(b.config)))
-    lines += _table("Configuration", ["key", "a", "b"], configured, "the same")
-    origin = [{key: run.manifest.get(key) for key in ORIGIN} for run in (a, b)]
-    lines += _table("Origin", ["", "a", "b"], list(_changes(*map(flat, origin))), "the same")
-    head = ["task", "metric", "a", "b", "b − a", "in standard errors"]
-    lines += _table("Results", head, list(_results(a, b)), "no metric that both have")
-    for key in ("train/loss", "validation/loss"):
-        lines += _table(
-            f"Log: {key}", ["step", "a", "b", "b − a"], _curve(a, b, key), "no step that both have"
+    if run.state != "absent":
+        return Side(run.title, {"": run})
+    inside = sorted(path.parent for path in folder.glob("*/manifest.json"))
+    if not inside:
+        raise ValueError(
+            f"{folder}: no run there; name a folder such as runs/smoke/mdn or runs/smoke, or a git revision"
         )
+    return Side(folder.name, {at.name: read_run(folder.parent, folder.name, at.name) for at in inside})
+
+
+def read_all(root: Path, params: Path) -> Side:
+    """All runs as they are now, with params.yaml.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = [run for run in recorded(root) if ARCHIVE not in run.folder.parts]
+    if not found:
+        raise ValueError(f"{root}: no run there; `dvc repro` makes them")
+    stated: Any = OmegaConf.to_container(OmegaConf.load(params))
+    return Side("now", {f"{run.scale}/{run.name}": run for run in found}, stated)
+
+
+def pairs(a: Side, b: Side) -> dict[str, tuple[Run, Run]]:
+    """The runs that both sides have, by name."""
+    return {name: (run, b.runs[name]) for name, run in a.runs.items() if name in b.runs}
+
+
+def diff(a: Side, b: Side) -> str:
+    """Markdown: parameters (of revisions), runs (of several), configuration, origin, results, loss (of one).
+
+    A difference of results is given in its standard errors too, √(a² + b²) of the two; what is beyond 1.96 of
+    them is marked. For several runs, only results that differ are listed.
+    """
+    both = pairs(a, b)
+    single = set(both) == {""}
+    lines = [f"# {a.title} against {b.title}", ""]
+    if a.params or b.params:
+        changed = list(_changes(flat(a.params), flat(b.params)))
+        lines += _table("Parameters", ["key", "a", "b"], changed, "params.yaml is the same")
+    if not single:
+        lines += _table("Runs", ["run", "a", "b"], list(_states(a, b)), "the same runs")
+    failures = [(run, side) for name in both for run, side in zip(both[name], (a, b), strict=True)]
+    lines += [
+        f"{side.title if single else f'{run.name} of {side.title}'} failed: {run.failure['error']}\n"
+        for run, side in failures
+        if run.failure
+    ]
+
+    def table(title: str, head: list[str], rows: dict[str, list[list[str]]], empty: str) -> list[str]:
+        if single:
+            return _table(title, head, rows[""], empty)
+        return _table(title, ["run", *head], [[name, *row] for name in rows for row in rows[name]], empty)
+
+    configured = {name: list(_changes(flat(x.config), flat(y.config))) for name, (x, y) in both.items()}
+    lines += table("Configuration", ["key", "a", "b"], configured, "the same")
+    origin = {name: list(_changes(_origin(x), _origin(y))) for name, (x, y) in both.items()}
+    lines += table("Origin", ["", "a", "b"], origin, "the same")
+    results = {name: list(_results(x, y)) for name, (x, y) in both.items()}
+    if not single:
+        results = {name: [r for r in rows if r.differs] for name, rows in results.items()}
+    head = ["task", "metric", "a", "b", "b − a", "in standard errors"]
+    empty = "no metric that both have" if single else "no metric differs"
+    lines += table("Results", head, {name: [r.cells for r in rows] for name, rows in results.items()}, empty)
+    lines += _chance([r for rows in results.values() for r in rows])
+    if single:
+        for key in ("train/loss", "validation/loss"):
+            head = ["step", "a", "b", "b − a"]
+            lines += _table(f"Log: {key}", head, _curve(*both[""], key), "no step that both have")
     return "\n".join(lines)
 
 
-def _name(run: Run) -> str:
-    return f"{run.scale}/{run.name}"
+def kernel_pairs(root: Path, a: str, b: str) -> list[tuple[Side, Side]]:
+    """Runs under `root`, archived ones too, that were trained on version `a` of the momentum delta rule, each
+    with the run of the same data and configuration, but for the kernel, on version `b`."""
+
+    def rest(run: Run) -> tuple[Any, ...]:
+        return (run.manifest.get("data"), *sorted(flat({**run.config, "kernel": ""}).items(), key=str))
+
+    def on(version: str) -> list[Run]:
+        kernels = [(run, run.manifest.get("kernels") or {}) for run in recorded(root)]
+        return [run for run, used in kernels if used.get("momentum_delta_rule") == version]
+
+    others = {str(rest(run)): run for run in on(b)[::-1]}
+    found = [(run, others[str(rest(run))]) for run in on(a) if str(rest(run)) in others]
+    return [(Side(f"{x.title} on {a}", {"": x}), Side(f"{y.title} on {b}", {"": y})) for x, y in found]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A metric of both: formatted, and the difference in standard errors (None without them)."""
+
+    cells: list[str]
+    differs: bool
+    z: float | None
+
+
+def mark(z: float | None) -> str:
+    """Stars of a difference in standard errors."""
+    return next((stars for least, stars in MARKS if z is not None and abs(z) >= least), "")
+
+
+def _chance(results: Sequence[Result]) -> list[str]:
+    """What the stars mean, and how many there would be if nothing differed."""
+    judged = [result for result in results if result.z is not None]
+    if not judged:
+        return []
+    starred = sum(bool(mark(result.z)) for result in judged)
+    return [
+        f"{starred} of {len(judged)} differences are beyond 1.96 standard errors (\\*; \\*\\* beyond 2.58, "
+        f"\\*\\*\\* beyond 3.29); were nothing different, about {0.05 * len(judged):.1f} would be. Errors of "
+        "the two are taken as independent, which for the same items is cautious.",
+        "",
+    ]
+
+
+def _states(a: Side, b: Side) -> Iterator[list[str]]:
+    for name in dict.fromkeys([*a.runs, *b.runs]):
+        sides = [side.runs.get(name) for side in (a, b)]
+        told = ["–" if run is None else f"{run.state}, {run.manifest.get('fingerprint')}" for run in sides]
+        if told[0] != told[1]:
+            yield [name, *told]
+
+
+def _origin(run: Run) -> dict[str, Any]:
+    return flat({key: run.manifest.get(key) for key in ORIGIN})
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -55,24 +173,31 @@ def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [key, *("–" if side.get(key) is None else str(side[key]) for side in (a, b))]
 
 
-def _results(a: Run, b: Run) -> Iterator[list[str]]:
+def _results(a: Run, b: Run) -> Iterator[Result]:
     mine, other = (dict(_rows(run)) for run in (a, b))
     for key in mine:
         if key not in other:
             continue
         left, right = mine[key], other[key]
+        if left["value"] is None or right["value"] is None:
+            continue
         gap = right["value"] - left["value"]
         errors = [side["stderr"] for side in (left, right)]
         spread = hypot(*errors) if None not in errors else 0
-        yield [
+        z = gap / spread if spread else None
+        cells = [
             *key,
             *(_with_error(side) for side in (left, right)),
             signed(gap),
-            signed(gap / spread) if spread else "–",
+            "–" if z is None else f"{signed(z)} {mark(z)}".rstrip().replace("*", "\\*"),
         ]
+        yield Result(cells, not isclose(left["value"], right["value"], rel_tol=1e-9), z)
 
 
 def _rows(run: Run) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
+    """Task and metric of every result; the last validation loss first."""
+    if losses := run.series("validation/loss")[1]:
+        yield ("training", "validation loss"), {"value": losses[-1], "stderr": None, "n": None}
     for evaluation in run.evaluations.values():
         for row in evaluation.get("results", []):
             yield (row["task"], row["metric"]), row
@@ -80,7 +205,7 @@ def _rows(run: Run) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
 
 def _with_error(row: Mapping[str, Any]) -> str:
     error = "" if row["stderr"] is None else f" ± {number(row['stderr'])}"
-    return f"{number(row['value'])}{error} (n = {row['n']})"
+    return f"{number(row['value'])}{error}" + ("" if row["n"] is None else f" (n = {row['n']})")
 
 
 def _curve(a: Run, b: Run, key: str) -> list[list[str]]:
@@ -100,4 +225,5 @@ def _table(title: str, head: list[str], rows: list[list[str]], empty: str) -> li
     if not rows:
         return [f"## {title}", "", f"{empty}", ""]
     lines = [head, ["---"] * len(head), *rows]
-    return [f"## {title}", "", *("| " + " | ".join(cells) + " |" for cells in lines), ""]
+    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in lines]
+    return [f"## {title}", "", *("| " + " | ".join(cells) + " |" for cells in escaped), ""]

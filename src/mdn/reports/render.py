@@ -1,20 +1,29 @@
 """Writes everything under reports/ from params.yaml and the run folders."""
 
+import json
 from pathlib import Path
 
 from mdn.config import Params
-from mdn.reports import site
+from mdn.reports import rules, site
+from mdn.reports.across import across
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
+from mdn.reports.kernels import report
 from mdn.reports.runs import read_runs
-from mdn.reports.tables import csv, grids, latex, markdown
+from mdn.reports.tables import Grid, csv, grids, latex, markdown
+
+
+def read_grids(params: Params, root: Path) -> list[Grid]:
+    """The tables of the run folders under `root`."""
+    runs = read_runs(params, root)
+    return grids(frame(params, runs), layout(params, runs), params.scales)
 
 
 def render(params: Params, root: Path, out: Path) -> Path:
     """Writes tables/, figures/, cells.csv and index.html; returns the path of index.html.
 
-    The same run folders give the same bytes. Files in tables/ and figures/ that this render does not write
-    are of an earlier one and are removed.
+    What stage `bench@kernels` left in kernels/ has a section of its own. The same inputs give the same bytes.
+    Files in tables/ and figures/ that this render does not write are of an earlier one and are removed.
 
     Raises:
         ValueError: if a file of a run folder cannot be read; names it.
@@ -23,13 +32,17 @@ def render(params: Params, root: Path, out: Path) -> Path:
     cells = frame(params, runs)
     formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
     files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
-    for grid in formatted:
+    files[Path("tables", f"{rules.NAME}.md")] = rules.markdown(params).encode()
+    files[Path("tables", f"{rules.NAME}.tex")] = rules.latex(params).encode()
+    scales = across(formatted)
+    for grid in [*formatted, *filter(None, [scales])]:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
     for drawing in drawn:
-        files[Path("figures", f"{drawing.name}.svg")] = drawing.svg.encode()
-        files[Path("figures", f"{drawing.name}.png")] = drawing.png
-    files[Path("index.html")] = site.render(params, runs, formatted, drawn).encode()
+        files |= {Path("figures", name): content for name, content in drawing.files().items()}
+    record = out / "kernels" / "record.json"
+    kernels = report(json.loads(record.read_text())) if record.exists() else None
+    files[Path("index.html")] = site.render(params, runs, formatted, drawn, scales, kernels).encode()
     for name, content in files.items():
         _write(out / name, content)
     for folder in ("tables", "figures"):

@@ -1,5 +1,6 @@
 """Run folders as the report reads them. Nothing here computes or changes a result."""
 
+import gzip
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mdn.config import Params
-from mdn.tracking.record import Record
+from mdn.tracking.record import ARCHIVE, Record
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class Run:
         """config.yaml as it was written: a run may be older than today's options."""
         found = OmegaConf.to_container(OmegaConf.create(self.config_text))
         return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+    @property
+    def title(self) -> str:
+        """scale/model, also of a run in the archive, whose folder is called otherwise."""
+        name = f"{self.config.get('scale', self.scale)}/{self.config.get('name', self.name)}"
+        return name if self.folder.name == name.split("/")[1] else f"{name} ({self.folder.name[:12]})"
 
     @property
     def last_step(self) -> int:
@@ -63,6 +70,21 @@ class Run:
         if evaluation and evaluation.get("fingerprint") != self.manifest.get("fingerprint"):
             return True
         return bool(weights and identity and not identity.startswith(f"{weights}-"))
+
+    def samples(self, suite: str) -> list[dict[str, Any]]:
+        """The rows that an evaluation of this training left beside its results.
+
+        Raises:
+            ValueError: if the file cannot be read; names it.
+        """
+        path = self.folder / "evaluation" / f"{suite}.samples.jsonl.gz"
+        if self.state != "finished" or self.foreign(suite) or not path.exists():
+            return []
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+        except (ValueError, OSError, EOFError) as error:
+            raise ValueError(f"{path}: not readable ({error}); repeat its stage") from None
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
         """Steps and values of one quantity of the log; a value that was not finite is left out."""
@@ -103,6 +125,13 @@ def read_run(root: Path, scale: str, name: str) -> Run:
 def read_runs(params: Params, root: Path) -> dict[tuple[str, str], Run]:
     """Every model of params.yaml at every scale, by (scale, model)."""
     return {(scale, name): read_run(root, scale, name) for scale in params.scales for name in params.models}
+
+
+def recorded(root: Path) -> list[Run]:
+    """Every run folder under `root`, those in the archive last."""
+    found = [*sorted(root.glob("*/*/manifest.json")), *sorted((root / ARCHIVE).glob("*/*/*/manifest.json"))]
+    places = [path.parent for path in found]
+    return [read_run(place.parent.parent, place.parent.name, place.name) for place in places]
 
 
 def active(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list[str]:

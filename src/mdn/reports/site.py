@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mdn.config import Params
+from mdn.reports import rules
 from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
+from mdn.reports.kernels import Report
 from mdn.reports.runs import Run, active
 from mdn.reports.tables import Grid, number
 
 HERE = Path(__file__).parent
+MLFLOW_UI = "http://127.0.0.1:5000"  # of `mdn ui`
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,14 @@ class Section:
 
 
 def render(
-    params: Params, runs: dict[tuple[str, str], Run], grids: list[Grid], drawings: list[Drawing]
+    params: Params,
+    runs: dict[tuple[str, str], Run],
+    grids: list[Grid],
+    drawings: list[Drawing],
+    scales: Grid | None = None,
+    kernels: Report | None = None,
 ) -> str:
-    """The page."""
+    """The page. scales: the table across scales; kernels: what stage `bench@kernels` found, if it has run."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -86,6 +94,7 @@ def render(
                 departures(params, runs, scale),
             )
         )
+    shown = {section.scale for section in sections}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -95,15 +104,34 @@ def render(
     )
     records = {f"{scale}/{name}": record(run) for (scale, name), run in runs.items() if run.state != "absent"}
     return environment.get_template("site.html").render(
+        params=params,
+        rules=rules,
         sections=sections,
+        scales=scales,
+        others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],
         style=Markup((HERE / "site.css").read_text()),
         script=Markup((HERE / "site.js").read_text()),
-        records=Markup(json.dumps(records, sort_keys=True, allow_nan=False).replace("<", "\\u003c")),
+        records=records,
+        embedded=embedded,
         details=details,
+        kernels=kernels,
+        inline=inline,
+        coded=coded,
         swatch=lambda name: Markup('<span class="swatch" style="--swatch:{}"></span>').format(
             line_style(params, name)[0]
         ),
     )
+
+
+def coded(text: str) -> Markup:
+    """A paragraph in which `backticks` mark code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def embedded(value: Any) -> Markup:
+    """JSON for a script element."""
+    text = json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))
 
 
 def training(params: Params, run: Run) -> Training:
@@ -131,11 +159,14 @@ def training(params: Params, run: Run) -> Training:
 def record(run: Run) -> dict[str, Any]:
     """What a click on a cell tells of its training, beyond what the cell itself knows."""
     versions = run.manifest.get("versions") or {}
-    uri = run.mlflow.get("uri")
+    uri, experiment = run.mlflow.get("uri"), run.mlflow.get("experiment_id")
+    server = uri.rstrip("/") if uri and uri.startswith("http") else MLFLOW_UI
+    inside = f"#/experiments/{experiment}/runs/{run.mlflow.get('run_id')}?workflowType=machine_learning"
     return {
         "Started": run.manifest.get("started"),
         "Code digest": run.manifest.get("code"),
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,
+        "MLflow page": f"{server}/{inside}" if experiment else None,
         "MLflow shows it": f"mlflow ui --backend-store-uri {uri}" if uri else None,
         "config": run.config_text,
     }

@@ -169,14 +169,14 @@ def grids(frame: pl.DataFrame, layout: dict[str, list[Table]], scales: dict[str,
             part = frame.filter((pl.col("table") == table.key) & (pl.col("scale") == scale))
             at = {(line["row"], line["column"]): line for line in part.to_dicts()}
             best = {
-                column.key: _best(column, [at[row, column.key] for row in table.rows])
+                column.key: best_of(column, [at[row, column.key] for row in table.rows])
                 for column in table.columns
             }
             rows = [
                 (
                     at[row, table.columns[0].key]["title"],
                     [
-                        Cell(line := at[row, column.key], _shown(line) == best[column.key] is not None)
+                        Cell(line := at[row, column.key], printed(line) == best[column.key] is not None)
                         for column in table.columns
                     ],
                 )
@@ -186,11 +186,11 @@ def grids(frame: pl.DataFrame, layout: dict[str, list[Table]], scales: dict[str,
     return found
 
 
-def _shown(line: dict[str, Any]) -> str | None:
+def printed(line: dict[str, Any]) -> str | None:
     return number(line["value"]) if line["status"] == OK else None
 
 
-def _best(column: Column, lines: list[dict[str, Any]]) -> str | None:
+def best_of(column: Column, lines: list[dict[str, Any]]) -> str | None:
     """The best value as it is printed, so that what looks equal is treated so; None if all look equal."""
     values = [line["value"] for line in lines if line["status"] == OK]
     if len({number(value) for value in values}) < 2:

@@ -20,8 +20,8 @@ PACKAGES = (
     "tokenizers",
     "polars",
 )
-# These mirror, read or steer results and do not compute them.
-APART = ("mdn.tracking", "mdn.reports", "mdn.cli", "mdn.config")
+# These mirror, read, steer or describe results and do not compute them.
+APART = ("mdn.tracking", "mdn.reports", "mdn.cli", "mdn.config", "mdn.rules")
 
 
 def code_digest() -> str:

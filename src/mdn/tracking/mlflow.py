@@ -3,7 +3,7 @@
 `sync` sends what the store has not got yet. A training calls it every few seconds through `Mirror`, and
 `mdn sync` for all run folders: there is no other way into the store. What was sent is kept in mlflow.json:
 
-    run_id, uri, experiment, status
+    run_id, uri, experiment, experiment_id, status
     step, lines      the largest step sent, and how many lines of log.jsonl with that step
     nonfinite        values that were NaN or infinite, which a store never sees
     files            name -> digest of what was sent
@@ -137,8 +137,8 @@ def _mirror(record: Record, uri: str, every_seconds: float) -> None:
     sync(record, uri, status=json.loads(last) if last else "KILLED")
 
 
-def attach(root: Path, uri: str | None, files: Iterable[Path]) -> str | None:
-    """Puts figures and tables under `root` on the run "report" of experiment mdn-report, over earlier ones.
+def attach(root: Path, uri: str | None, files: Iterable[Path], name: str = "report") -> str | None:
+    """Puts figures and tables under `root` on the run `name` of experiment mdn-report, over earlier ones.
 
     Returns the run's id, or None (after a warning) if the store cannot be reached.
     """
@@ -147,8 +147,9 @@ def attach(root: Path, uri: str | None, files: Iterable[Path]) -> str | None:
     try:
         client = open_store(uri)
         experiment = _experiment(client, uri, "mdn-report")
-        found = client.search_runs([experiment], "attributes.run_name = 'report'", max_results=1)
-        run = (found or [client.create_run(experiment, run_name="report")])[0].info.run_id
+        quoted = name.replace("'", "")
+        found = client.search_runs([experiment], f"attributes.run_name = '{quoted}'", max_results=1)
+        run = (found or [client.create_run(experiment, run_name=quoted)])[0].info.run_id
         for file in files:
             inside = file.relative_to(root).parent.as_posix()
             client.log_artifact(run, str(file), None if inside == "." else inside)
@@ -157,6 +158,31 @@ def attach(root: Path, uri: str | None, files: Iterable[Path]) -> str | None:
     except Exception as error:  # as in `sync`
         _warn(root, uri, error)
         return None
+
+
+def artifact_page(uri: str, run: str, path: str) -> str:
+    """Where MLflow's pages show an artifact of a run, as a link between them."""
+    experiment = open_store(uri).get_run(run).info.experiment_id
+    return f"#/experiments/{experiment}/runs/{run}/artifacts/{path}"
+
+
+def describe(runs: Path, uri: str, texts: Mapping[str, str]) -> None:
+    """Puts a description in Markdown on the MLflow run of each run folder, by "scale/name"; those that have
+    not been sent go without."""
+    try:
+        client = open_store(uri)
+        for name, text in texts.items():
+            saved = runs / name / "mlflow.json"
+            if saved.exists():
+                client.set_tag(read_json(saved)["run_id"], "mlflow.note.content", _text(text, MAX_TAG))
+    except Exception as error:  # as in `sync`
+        _warn(runs, uri, error)
+
+
+def experiment_pages(uri: str) -> dict[str, str]:
+    """Where MLflow shows the runs of each of our experiments; its front page is for other things."""
+    found = open_store(uri).search_experiments(filter_string="name LIKE 'mdn-%'", order_by=["name"])
+    return {at.name: f"#/experiments/{at.experiment_id}?workflowType=machine_learning" for at in found}
 
 
 def ui_command(uri: str) -> str:
@@ -264,8 +290,10 @@ def _send(record: Record, uri: str, status: str | None, experiment: str | None) 
     if not _known(client, state.get("run_id")):
         name = experiment or f"mdn-{config['scale']}"
         started = _milliseconds((folder / "manifest.json").stat().st_mtime)
-        made = client.create_run(_experiment(client, uri, name), started, run_name=config["name"])
-        state = {"run_id": made.info.run_id, "experiment": name, "status": "RUNNING"}
+        number = _experiment(client, uri, name)
+        made = client.create_run(number, started, run_name=config["name"])
+        state = {"run_id": made.info.run_id, "experiment": name, "experiment_id": number}
+        state["status"] = "RUNNING"
         state |= {"step": -1, "lines": 0, "nonfinite": 0, "files": {}, "evaluations": {}}
     run = state["run_id"]
     state["uri"] = uri

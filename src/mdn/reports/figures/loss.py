@@ -74,14 +74,16 @@ def _draw(
             label = params.models[model].title or model
             if run.state == "failed":
                 label += " (failed)"
-            _line(loss, run, "train/loss", per_step, colour, dashes, half=max(1, len(run.log) // 60))
-            _line(lr, run, "train/lr", per_step, colour, dashes)
-            _line(norm, run, "train/grad_norm", per_step, colour, dashes, half=max(1, len(run.log) // 60))
+            half = max(1, len(run.log) // 60)
+            _line(loss, run, "train/loss", per_step, label, colour, dashes, half)
+            _line(lr, run, "train/lr", per_step, label, colour, dashes)
+            _line(norm, run, "train/grad_norm", per_step, label, colour, dashes, half)
             steps, values = run.series("validation/loss")
             loss.plot(
                 [s * per_step for s in steps],
                 values,
                 "o",
+                label=f"{label}, validation",
                 color=colour,
                 markersize=4,
                 clip_on=False,
@@ -108,6 +110,7 @@ def _line(
     run: Run,
     key: str,
     per_step: float,
+    label: str,
     colour: str,
     dashes: tuple[int, tuple[float, ...]],
     half: int = 0,
@@ -118,6 +121,7 @@ def _line(
     panel.plot(
         [step * per_step for step in steps[::every]],
         values[::every],
+        label=label,
         color=colour,
         linestyle=dashes,
         linewidth=1.5,

@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 
 from mdn.config import Params
 from mdn.pattern import parse
+from mdn.reports.figures.readings import Readings, read
 
 # Okabe and Ito's palette, told apart by colour-blind readers; the grey stands in for its black, which a dark
 # page swallows. A hybrid or an ablation keeps the colour of its mixer and changes the line.
@@ -63,13 +65,25 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure, ready to be saved: figures/<name>.svg and .png, shown in the section of its scale."""
+    """One figure, ready to be saved: figures/<name>.svg, .png and .csv, shown in the section of its scale."""
 
     name: str
     scale: str
     title: str
     svg: str
     png: bytes
+    readings: Readings
+    note: str = ""  # what to know to read it, behind the title
+
+    def files(self) -> dict[str, bytes]:
+        """By file name."""
+        contents = {"svg": self.svg.encode(), "png": self.png, "csv": self.readings.csv().encode()}
+        return {f"{self.name}.{suffix}": content for suffix, content in contents.items()}
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files().items():
+            (folder / name).write_bytes(content)
 
 
 def line_style(params: Params, name: str) -> tuple[str, tuple[int, tuple[float, ...]]]:
@@ -92,9 +106,17 @@ def look() -> Iterator[None]:
         yield
 
 
-def written(figure: Figure, name: str, scale: str, title: str) -> Drawing:
+def margins(
+    figure: Figure, *, left: float, right: float, bottom: float, top: float, wspace: float, hspace: float = 0
+) -> None:
+    """Room around the panels in inches, between them in panels; matplotlib's own layouts take seconds."""
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, wspace, hspace)
+
+
+def written(figure: Figure, name: str, scale: str, title: str, note: str = "") -> Drawing:
     """The figure as SVG (see-through, for the page) and PNG; inside `look`."""
-    text, image = io.StringIO(), io.BytesIO()
+    text, image, readings = io.StringIO(), io.BytesIO(), read(figure)
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     figure.savefig(image, format="png", dpi=160, metadata={"Software": None}, facecolor="white")
-    return Drawing(name, scale, title, text.getvalue(), image.getvalue())
+    return Drawing(name, scale, title, text.getvalue(), image.getvalue(), readings, note)

@@ -1,0 +1,1 @@
+"""Mathematics of the update rules in numpy, for evaluation and figures alike."""
