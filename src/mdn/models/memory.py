@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from mdn.config import Machine, RunConfig
 from mdn.mixers import mixer_class
-from mdn.mixers.base import LinearMixer
 from mdn.models.block import mlp_width
 from mdn.models.cost import parameters
 from mdn.models.lm import GPT2_VOCABULARY
@@ -97,9 +96,7 @@ def workspace_bytes(run: RunConfig, name: str) -> int:
     """Bytes a token that an operator takes while it runs: float32 states a chunk, gradients of inputs."""
     if name == "attention":
         return 8 * run.d_model
-    mixer = mixer_class(name)
-    assert issubclass(mixer, LinearMixer)
-    states = len(mixer.matrices) * run.shape.heads * run.shape.head_k * run.shape.head_v
+    states = len(mixer_class(name).rule.matrices) * run.shape.heads * run.shape.head_k * run.shape.head_v
     return 4 * states // CHUNK + 5 * _channels(run, name)
 
 
