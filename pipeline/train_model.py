@@ -1,13 +1,22 @@
-"""Stage train: one cell, from params.yaml and tokens to runs/<scale>/<model>."""
+"""Stage train: one cell, from params.yaml and tokens to runs/<scale>/<model>.
+
+Exit status 75: it was told to stop (SIGTERM, SIGUSR1) and saved its step; started again it resumes.
+"""
 
 import argparse
+import faulthandler
 import sys
 from pathlib import Path
 
-from mdn.config import ConfigError, load
+from mdn.config import ConfigError, RunConfig, load
+from mdn.tracking.record import Record
+from mdn.training import launch
 
 
 def main() -> None:
+    faulthandler.enable()  # says where it was if a shard vanishes under its memory map (SIGBUS)
+    stop = launch.StopRequest()
+    stop.listen()  # first of all: a signal must not end what has just begun
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", required=True)
     parser.add_argument("--model", required=True)
@@ -18,13 +27,27 @@ def main() -> None:
     try:
         params = load(arguments.params)
         run = params.run(arguments.scale, arguments.model)
+        machine = params.scales[arguments.scale].machine
+        if launch.outside(machine):
+            if _adopts(run, arguments):
+                print(f"{arguments.runs / run.scale / run.name}: finished; adopted")
+                return
+            sys.exit(launch.start(machine))
+        launch.enter(machine)
     except ConfigError as error:
         sys.exit(f"{arguments.params}: {error}")
 
     from mdn.training.train import train  # after the checks: it imports Lightning, which takes seconds
 
-    machine = params.scales[arguments.scale].machine
-    train(run, machine, runs=arguments.runs, tokens=arguments.tokens, uri=params.tracking.uri)
+    train(run, machine, runs=arguments.runs, tokens=arguments.tokens, uri=params.tracking.uri, stop=stop)
+
+
+def _adopts(run: RunConfig, arguments: argparse.Namespace) -> bool:
+    if not Record(arguments.runs / run.scale / run.name).finished:
+        return False
+    from mdn.training.train import adopted
+
+    return adopted(run, runs=arguments.runs, tokens=arguments.tokens)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,32 @@ def test_a_mistake_is_one_line_and_status_2(capsys, tmp_path):
 
 @pytest.mark.parametrize("scale", ["smoke", "400m", "1b3"])
 def test_plan_prints_every_model_of_a_scale_with_its_parameters(capsys, params, scale):
-    assert main(["plan", "--scale", scale]) == 0
+    assert main(["plan", "--scale", scale]) in (0, 1)
     printed = capsys.readouterr().out
     for name, model in params.models.items():
         if (model.base or name) in params.shapes[scale]:
             total = parameters(params.run(scale, name))["total"] / 1e6
             row = next(line for line in printed.splitlines() if f" {name} " in line)
             assert f"{total:,.1f} M" in row
+
+
+def test_plan_counts_gpu_hours_and_disk_at_a_given_throughput(capsys, params):
+    main(["plan", "--scale", "1b3", "--nodes", "2", "--throughput", "10000"])
+    printed = capsys.readouterr().out
+    hours = params.scales["1b3"].training.tokens / 10000 / 3600
+    assert "2 × 8 GPUs of 79 GiB" in printed
+    assert f"{hours:,.0f}" in printed
+    assert f"{hours / 16 / 24:,.1f}" in printed
+    assert "tokens on disk: 186 GiB" in printed
+
+
+def test_plan_refuses_what_cannot_fit_and_says_what_would(capsys):
+    assert main(["plan", "--scale", "1b3", "--memory", "24"]) == 1
+    assert "use strategy: fsdp" in capsys.readouterr().out
+    assert main(["plan", "--scale", "1b3", "--memory", "300"]) == 0
+    assert "does not fit" not in capsys.readouterr().out
+    assert main(["plan", "--scale", "1b3", "--nodes", "3"]) == 2
+    assert "2 × 24 devices does not divide" in capsys.readouterr().err
 
 
 def test_plan_names_an_unknown_scale(capsys):

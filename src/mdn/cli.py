@@ -29,9 +29,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     command.set_defaults(run=_doctor)
 
-    command = commands.add_parser("plan", parents=[common], help="parameters, FLOPs and steps of every model")
+    command = commands.add_parser(
+        "plan", parents=[common], help="parameters, FLOPs, memory, GPU-hours and disk of every model"
+    )
     command.add_argument("--scale", action="append", help="only this one (may be given again)")
+    command.add_argument("--nodes", type=int, help="instead of the scale's machine.nodes")
+    command.add_argument(
+        "--memory", type=float, default=79.0, help="GiB of a GPU, default: %(default)s (H100)"
+    )
+    command.add_argument(
+        "--throughput", type=float, help="tokens/s of a GPU, default: what the runs at this scale measured"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
     command.set_defaults(run=_plan)
+
+    command = commands.add_parser(
+        "submit", parents=[common], help="start every missing training as a SLURM job"
+    )
+    command.add_argument("cells", nargs="*", metavar="scale/model", help="these, even if they are finished")
+    command.add_argument("--print", action="store_true", help="only print the batch scripts")
+    command.set_defaults(run=_submit)
 
     command = commands.add_parser("generate", parents=[common], help="continue a prompt with a trained model")
     command.add_argument("--run", dest="folder", type=Path, required=True, help="for example runs/smoke/mdn")
@@ -96,45 +113,46 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    """Returns 1 if a model does not fit into the memory of its GPUs."""
     from rich.console import Console
-    from rich.table import Table
 
-    from mdn.models.cost import flops_per_token, parameters, state_bytes
+    from mdn import plan
 
     params = load(options.params)
+    console, fits = Console(), True
+    console.width = max(console.width, 100)  # of the second table, also in a pipe
     for scale in options.scale or params.scales:
         if scale not in params.scales:
             raise ConfigError(f"--scale: {scale!r} is unknown; use {', '.join(params.scales)}")
-        at = params.scales[scale]
-        budget = at.training
-        table = Table(
-            title=f"{at.title}: {budget.tokens / 1e9:,.4g}B tokens = {budget.steps:,} steps of "
-            f"{budget.batch_tokens:,} ({budget.batch:,} sequences of {budget.context:,})"
+        runs = [params.run(scale, name) for name in params.models if params.has_shape(scale, name)]
+        console.print(plan.costs(params.scales[scale], runs))
+        machine = plan.machine(params, scale, options.nodes)
+        needs = plan.needs(
+            params.scales[scale],
+            machine,
+            runs,
+            available=int(options.memory * 2**30),
+            speed=lambda run: options.throughput or plan.measured(options.runs, run),
         )
-        table.add_column("model", no_wrap=True)
-        for title in (
-            "parameters",
-            "outside\nvocabulary",
-            "FLOPs\na token",
-            "FLOPs\nin all",
-            "decoding\nstate",
-        ):
-            table.add_column(title, justify="right", no_wrap=True)
-        for name in params.models:
-            base = params.models[name].base or name
-            if base not in params.shapes.get(scale, {}):
-                continue
-            run = params.run(scale, name)
-            parts, flops = parameters(run), flops_per_token(run, budget.context)
-            table.add_row(
-                name,
-                f"{parts['total'] / 1e6:,.1f} M",
-                f"{(parts['total'] - parts['embedding'] - parts['head']) / 1e6:,.1f} M",
-                f"{flops / 1e9:.3g} G",
-                f"{flops * budget.tokens:.2e}",
-                f"{state_bytes(run, budget.context) / 2**20:,.3g} MiB",
-            )
-        Console().print(table)
+        console.print(needs.table)
+        print(*needs.remedies, sep="\n")
+        fits &= not needs.remedies
+    return 0 if fits else 1
+
+
+def _submit(options: argparse.Namespace) -> int:
+    from mdn.training.submit import LOGS, missing, script, submit
+
+    params = load(options.params)
+    for scale, name, why_not in list(missing(params, options.cells)):
+        text = script(scale, name, params.scales[scale].machine, options.params)
+        if why_not is not None:
+            print(f"{scale}/{name}: {why_not}")
+        elif options.print:
+            print(text)
+        else:
+            number = submit(text)
+            print(f"{scale}/{name}: job {number}, prints to {LOGS}/{scale}-{name}-{number}.out")
     return 0
 
 

@@ -19,6 +19,8 @@ from mdn.pattern import expand, parse
 
 SUITES = ("lm", "commonsense", "retrieval", "longbench", "niah", "positions", "dynamics")
 NIAH_LENGTHS = (512, 131072)  # shortest and longest that RULER's tasks can fill: needles fit, essays last
+LAUNCHERS = ("local", "torchrun", "slurm")
+STRATEGIES = ("ddp", "fsdp")
 
 
 class ConfigError(ValueError):
@@ -70,6 +72,7 @@ class Training:
     lr: float
     validate_every: int
     validation_tokens: int
+    packing: bool = False  # no state and no attention reaches over the end of a document
 
     @property
     def steps(self) -> int:
@@ -90,8 +93,14 @@ class Machine:
     """How the work is spread. None of it changes a result, so none of it is part of the fingerprint."""
 
     micro_batch: int  # sequences a device takes at once
-    devices: int = 1
+    devices: int = 1  # of a node
     nodes: int = 1
+    launcher: str = "local"  # what starts the ranks: local | torchrun | slurm
+    sbatch: list[str] = field(
+        default_factory=list
+    )  # options of the SLURM job: partition, account, time, GPUs
+    strategy: str = "ddp"  # ddp: every device holds the whole model; fsdp: a share of it
+    activation_checkpointing: bool = False  # keep a layer's input only, compute the layer again for gradients
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
 
@@ -304,6 +313,10 @@ class Params:
     mqar: Mqar
     tracking: Tracking
 
+    def has_shape(self, scale: str, name: str) -> bool:
+        """Whether a model exists at a scale."""
+        return (self.models[name].base or name) in self.shapes.get(scale, {})
+
     def run(self, scale: str, name: str) -> RunConfig:
         """The resolved configuration of one cell.
 
@@ -451,6 +464,33 @@ def _mixers(key: str, pattern: str, layers: int | None = None) -> list[str]:
     return list(dict.fromkeys(used))
 
 
+def check_machine(key: str, machine: Machine, budget: Training) -> None:
+    """What types cannot say of `scales.<scale>.machine`.
+
+    Raises:
+        ConfigError: one line naming key, value and remedy.
+    """
+    for name, value, known in (
+        ("launcher", machine.launcher, LAUNCHERS),
+        ("strategy", machine.strategy, STRATEGIES),
+    ):
+        if value not in known:
+            raise ConfigError(f"{key}.{name}: {value!r} is unknown; use {', '.join(known)}")
+    for name in ("micro_batch", "devices", "nodes", "checkpoint_every", "keep_checkpoints"):
+        if getattr(machine, name) < 1:
+            raise ConfigError(f"{key}.{name}: {getattr(machine, name)} is not positive; use 1 or more")
+    if machine.launcher == "local" and machine.nodes > 1:
+        raise ConfigError(
+            f"{key}.nodes: {machine.nodes}, but launcher: local starts ranks on one; use torchrun or slurm"
+        )
+    devices = machine.devices * machine.nodes
+    if budget.batch % (machine.micro_batch * devices):
+        raise ConfigError(
+            f"{key}.micro_batch: {machine.micro_batch} × {devices} devices does not "
+            f"divide the batch of {budget.batch} sequences; use a divisor of {budget.batch // devices}"
+        )
+
+
 def _check(params: Params) -> None:
     """What types cannot say."""
     for suite in params.suites:
@@ -468,12 +508,7 @@ def _check(params: Params) -> None:
                 f"{key}.tokens: {budget.tokens} is not a multiple of batch_tokens={budget.batch_tokens}; "
                 f"use {max(1, round(budget.tokens / budget.batch_tokens)) * budget.batch_tokens}"
             )
-        devices = at.machine.devices * at.machine.nodes
-        if budget.batch % (at.machine.micro_batch * devices):
-            raise ConfigError(
-                f"scales.{scale}.machine.micro_batch: {at.machine.micro_batch} × {devices} devices does not "
-                f"divide the batch of {budget.batch} sequences; use a divisor of {budget.batch // devices}"
-            )
+        check_machine(f"scales.{scale}.machine", at.machine, budget)
         if not budget.lr > 0:
             raise ConfigError(f"{key}.lr: {budget.lr} is not positive; write for example 3e-4")
         judged = at.evaluation

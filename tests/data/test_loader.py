@@ -4,7 +4,8 @@ import torch
 from test_shards import make_documents, write_set
 from torch.utils.data import DataLoader
 
-from mdn.data.loader import TrainingWindows
+from mdn.data import gpt2
+from mdn.data.loader import TrainingWindows, packed
 from mdn.data.order import Order, window_count
 from mdn.data.shards import open_split
 
@@ -73,3 +74,13 @@ def test_what_does_not_fit_together_is_an_error(split, change, error):
     arguments = {"split": split, "context": CONTEXT, "order": order(), "first_step": 0, "last_step": 1}
     with pytest.raises(ValueError, match=error):
         TrainingWindows(**{**arguments, **change})
+
+
+def test_packing_opens_a_sequence_at_every_row_and_end_of_text():
+    E = gpt2.EOT
+    ids = torch.tensor([[5, 6, E, 7], [E, E, 8, 9]])
+    batch = packed({"ids": ids, "labels": ids + 1})
+    assert batch["ids"].tolist() == [[5, 6, E, 7, E, E, 8, 9]]
+    assert batch["labels"].tolist() == [[6, 7, E + 1, 8, E + 1, E + 1, 9, 10]]
+    assert batch["cu_seqlens"].tolist() == [0, 2, 4, 5, 8]
+    assert ids.tolist() == [[5, 6, E, 7], [E, E, 8, 9]]

@@ -31,6 +31,43 @@ def test_prefill_and_decoding_equal_the_full_forward(name, make_model):
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_packed_batch_has_the_loss_and_gradients_of_its_documents_one_by_one(name, make_model):
+    model = make_model(name).double()
+    lengths = [1, 20, 3, 66, 1, 2]
+    tokens, labels = ids(1, sum(lengths)), ids(1, sum(lengths), seed=2)
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    alone = [
+        model.loss(part, label, reduction="sum")
+        for part, label in zip(tokens.split(lengths, 1), labels.split(lengths, 1), strict=True)
+    ]
+    (torch.stack(alone).sum() / sum(lengths)).backward()
+    expected = {parameter: parameter.grad for parameter in model.parameters()}
+    model.zero_grad(set_to_none=True)
+    loss = model.loss(tokens, labels, offsets.int())
+    torch.testing.assert_close(loss, torch.stack(alone).sum() / sum(lengths))
+    loss.backward()
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[parameter], atol=1e-9, rtol=1e-6, msg=key)
+    with pytest.raises(AssertionError):  # it would show if documents were not kept apart
+        torch.testing.assert_close(model.loss(tokens, labels), loss)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recomputed_activations_give_the_same_gradients(name, make_model):
+    model, tokens, labels = make_model(name), ids(2, 70), ids(2, 70, seed=2)
+    model.loss(tokens, labels).backward()
+    kept = {parameter: parameter.grad for parameter in model.parameters()}
+    model.zero_grad(set_to_none=True)
+    calls = []
+    handle = model.blocks[1].mixer.register_forward_pre_hook(lambda *_: calls.append(1))
+    model.recompute(True)
+    model.loss(tokens, labels).backward()
+    handle.remove()
+    assert len(calls) == 2
+    assert all(torch.equal(parameter.grad, kept[parameter]) for parameter in model.parameters())
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["mdn-h-3to1", "mamba2"])
 def test_packed_sequences_equal_separate_ones(name, make_model):

@@ -9,7 +9,7 @@ import pytest
 from mdn.data.shards import ShardWriter, write_index
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def count_tokens() -> Callable[[Path], None]:
     """Writes a set of one train and one held-out split: counting upwards, which a model learns at once."""
 

@@ -1,5 +1,8 @@
 """Checkpoints on disk: atomic, checked, the last K kept."""
 
+import errno
+import os
+
 import pytest
 
 from mdn.training import checkpoint
@@ -43,6 +46,23 @@ def test_a_write_that_is_cut_short_leaves_the_one_before(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(tmp_path, 2, killed, keep=2)
     assert checkpoint.newest(tmp_path)[0] == 1
+
+
+def test_a_full_disk_leaves_no_half_and_says_what_to_do(tmp_path):
+    checkpoint.save(tmp_path, 1, write("first"), keep=1)
+
+    def full(path):
+        path.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(
+        OSError, match=r"No space left on device, \d.* resumes from step-00000001"
+    ) as full_disk:
+        checkpoint.save(tmp_path, 2, full, keep=1)
+    assert full_disk.value.errno == errno.ENOSPC
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.ckpt", "step-00000001.sha256"]
+    with pytest.raises(OSError, match="there is no earlier one"):
+        checkpoint.save(tmp_path / "new", 1, full, keep=1)
 
 
 def test_nothing_there_is_none(tmp_path):

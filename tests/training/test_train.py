@@ -1,17 +1,27 @@
 """One training as the stage runs it: what it leaves, what it resumes, what it refuses to mix."""
 
+import errno
 import json
+import os
+import pickle
 import signal
 from dataclasses import replace
+from statistics import median
 
+import lightning as L
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from safetensors.torch import load_file
 
 from mdn.config import Machine
-from mdn.training import lit
+from mdn.data.gpt2 import EOT
+from mdn.data.loader import TrainingWindows
+from mdn.data.shards import TOKEN
+from mdn.models.cost import flops_per_token
+from mdn.training import callbacks, checkpoint, lit
 from mdn.training import train as module
+from mdn.training.launch import Stopped
 from mdn.training.train import train
 
 MACHINE = Machine(micro_batch=4, checkpoint_every=5)
@@ -83,6 +93,27 @@ def test_two_interruptions_change_nothing(fit, monkeypatch):
     assert rates[0] == rates[1]
 
 
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(fit, monkeypatch, tmp_path):
+    stop_after(monkeypatch, 7, RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit()
+    folder = tmp_path / "runs" / "smoke" / "mdn" / "checkpoints"
+    checkpoint.save(
+        folder, 6, lambda path: torch.save({"state_dict": Hostile(tmp_path / "run")}, path), keep=2
+    )
+    with pytest.raises(pickle.UnpicklingError):
+        fit()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_crash_says_so_and_the_next_start_clears_it(fit, monkeypatch, tmp_path):
     stop_after(monkeypatch, 7, RuntimeError("disk\nfull"))
     with pytest.raises(RuntimeError):
@@ -93,19 +124,33 @@ def test_a_crash_says_so_and_the_next_start_clears_it(fit, monkeypatch, tmp_path
     assert not failed.exists()
 
 
-def test_sigterm_saves_the_step_at_hand(fit, monkeypatch, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("at", [6, 7])  # the second is a step after which a validation is due
+def test_a_signal_saves_the_step_at_hand_and_asks_for_a_restart(fit, monkeypatch, number, at):
+    whole = fit(runs="whole")
     original = lit.LitLanguageModel.training_step
 
     def step(self, batch, index):
-        if self.global_step == 7:
-            signal.raise_signal(signal.SIGTERM)
+        if self.global_step == at:
+            signal.raise_signal(number)
         return original(self, batch, index)
 
-    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
-    with pytest.raises(SIGTERMException):
-        fit()
-    saved = sorted(p.name for p in (tmp_path / "runs/smoke/mdn/checkpoints").glob("*.ckpt"))
-    assert saved[-1] == "step-00000008.ckpt"
+    with monkeypatch.context() as patch:
+        patch.setattr(lit.LitLanguageModel, "training_step", step)
+        with pytest.raises(Stopped) as stopped:
+            fit()
+    assert stopped.value.code == 75
+    record = fit(runs="runs")
+    assert record.finished
+    assert [(line["step"], loss_of(line)) for line in record.log()] == [
+        (line["step"], loss_of(line)) for line in whole.log()
+    ]
+    first, second = load_file(whole.weights), load_file(record.weights)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def loss_of(line):
+    return line.get("train/loss", line.get("validation/loss"))
 
 
 def test_a_finished_run_is_adopted(fit, monkeypatch):
@@ -129,9 +174,90 @@ def test_micro_batches_change_the_loss_by_rounding_only(fit):
     assert pieces == pytest.approx(whole, rel=1e-4)
 
 
+def test_the_micro_batch_may_change_between_a_kill_and_the_resume(fit, monkeypatch):
+    whole = fit(runs="whole")
+    for stop, micro in ((6, 2), (10, 4), (None, 1)):
+        machine = replace(MACHINE, micro_batch=micro)
+        if stop is None:
+            record = fit(machine=machine)
+            break
+        stop_after(monkeypatch, stop, RuntimeError("power cut"))
+        with pytest.raises(RuntimeError, match="power cut"):
+            fit(machine=machine)
+    assert [line["step"] for line in record.log()] == [line["step"] for line in whole.log()]
+    assert losses(record) == pytest.approx(losses(whole), rel=1e-5)
+
+
 def test_validation_counts_optimizer_steps_under_accumulation(fit):
     record = fit(machine=replace(MACHINE, micro_batch=1))
     assert [line["step"] for line in record.log() if "validation/loss" in line] == [4, 8, 12]
+
+
+@pytest.mark.parametrize("micro", [4, 1])
+def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and_checkpoints(
+    fit, monkeypatch, micro, tiny_run
+):
+    """Each micro-batch takes 1 s and its data 0.5 s; a validation and a checkpoint take minutes."""
+    now = 0.0
+
+    def costs(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def spend(*arguments, **keywords):
+            nonlocal now
+            now += seconds
+            return original(*arguments, **keywords)
+
+        monkeypatch.setattr(owner, name, spend)
+
+    costs(lit.LitLanguageModel, "training_step", 1)
+    costs(lit.LitLanguageModel, "validation_step", 100)
+    costs(checkpoint, "save", 300)
+    costs(TrainingWindows, "__getitem__", 0.5 * 4 / micro)
+    monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(callbacks, "peak_flops", lambda device: 1e9)
+    record = fit(machine=replace(MACHINE, micro_batch=micro))
+    lines = [line for line in record.log() if "train/loss" in line]
+    # Data is read one batch ahead, and right after a pause the step begins with its batch at hand.
+    steady = lines[2]
+    assert steady["train/tokens_per_second"] == pytest.approx(64 / (1.5 * 4 / micro))
+    flops = 64 * flops_per_token(tiny_run, 16)
+    assert steady["train/mfu"] == pytest.approx(flops / (1.5 * 4 / micro) / 1e9)
+    assert record.metrics["mfu"] == median(line["train/mfu"] for line in lines[3:])
+    assert min(line["train/tokens_per_second"] for line in lines) > 64 / 100
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("Unknown 1", None),
+    ],
+)
+def test_the_peak_of_a_device_by_its_name(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert callbacks.peak_flops(torch.device("cuda")) == peak
+    assert callbacks.peak_flops(torch.device("cpu")) is None
+
+
+def test_packing_without_an_end_of_text_changes_nothing_and_with_one_something(fit, tiny_run, tokens):
+    budget = replace(tiny_run.training, packing=True)
+    apart = losses(fit(replace(tiny_run, training=budget), runs="apart"))
+    assert apart == pytest.approx(losses(fit()), rel=1e-4)
+    shard = tokens / "smoke" / "train-00000.bin"
+    text = np.fromfile(shard, dtype=TOKEN)
+    text[::7] = EOT
+    text.tofile(shard)
+    ended = losses(fit(runs="ended"))
+    assert losses(fit(replace(tiny_run, training=budget), runs="ended apart")) != pytest.approx(
+        ended, rel=1e-4
+    )
+
+
+def test_activation_checkpointing_changes_nothing(fit):
+    assert losses(fit(runs="again", machine=replace(MACHINE, activation_checkpointing=True))) == losses(fit())
 
 
 def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tiny_run):
@@ -176,6 +302,77 @@ def test_a_budget_larger_than_the_text_goes_round_again(fit, tiny_run):
     record = fit(replace(tiny_run, training=budget))
     assert record.metrics["steps"] == 14
     assert record.metrics["validation_loss"] < losses(record)[1] - 1  # counting is easy
+
+
+def test_a_full_disk_stops_with_its_reason_and_the_next_start_resumes(fit, monkeypatch, tmp_path):
+    whole = losses(fit(runs="whole"))
+    original = L.Trainer.save_checkpoint
+
+    def save(self, path, *arguments):
+        if self.global_step == 10:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(self, path, *arguments)
+
+    folder = tmp_path / "runs" / "smoke" / "mdn"
+    with monkeypatch.context() as patch:
+        patch.setattr(L.Trainer, "save_checkpoint", save)
+        with pytest.raises(OSError, match="No space left on device"):
+            fit()
+    assert "make room and start again" in json.loads((folder / "failed.json").read_text())["error"]
+    assert not list(folder.rglob("*.tmp"))
+    assert losses(fit()) == whole
+
+
+def test_a_disk_too_full_for_failed_json_still_raises_the_reason(fit, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    stop_after(monkeypatch, 7, RuntimeError("the reason"))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            callbacks.Recorder, "on_train_start", lambda *_: patch.setattr(module, "write_json", full)
+        )
+        with pytest.raises(RuntimeError, match="the reason"):
+            fit()
+
+
+def test_weights_that_cannot_be_written_leave_nothing_half(fit, monkeypatch, tmp_path):
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            fit()
+    folder = tmp_path / "runs" / "smoke" / "mdn"
+    assert not list(folder.rglob("*.tmp"))
+    assert not (folder / "metrics.json").exists()
+    assert fit().finished
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_shard_is_named_before_the_record_is_touched(fit, tokens, tmp_path, tiny_run, damage):
+    before = fit()
+    shard = tokens / "smoke" / "train-00001.bin"
+    if damage == "truncated":
+        os.truncate(shard, 100)
+    else:
+        shard.unlink()
+    with pytest.raises(
+        (ValueError, FileNotFoundError), match=r"train-00001\.bin.*dvc repro -f prepare@smoke"
+    ):
+        fit(replace(tiny_run, lr=1e-3))
+    assert before.finished
+    assert before.config == tiny_run
+
+
+@pytest.mark.slow
+def test_a_lost_tracking_server_costs_a_warning(tmp_path, tokens, tiny_run, capfd):
+    record = train(tiny_run, MACHINE, runs=tmp_path / "runs", tokens=tokens, uri="http://127.0.0.1:9")
+    assert record.finished
+    assert "not mirrored to http://127.0.0.1:9" in capfd.readouterr().err
 
 
 def test_missing_tokens_are_named(fit, tiny_run):

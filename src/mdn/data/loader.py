@@ -5,8 +5,24 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from mdn.data import gpt2
 from mdn.data.order import Order, window_count
 from mdn.data.shards import TokenSplit
+
+
+def packed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows [B, T] as one row [1, B T] and the offsets `cu_seqlens` [N + 1] of the documents in it.
+
+    A document begins with the end-of-text token before it, as a prompt does in the evaluations; a row's first
+    begins with the row. So each token's label is still the next token: the last token of a document predicts
+    its end, and end-of-text alone predicts how the next one begins.
+    """
+    ids_BT = batch["ids"]
+    begins_BT = ids_BT == gpt2.EOT
+    begins_BT[:, 0] = True
+    offsets = [*begins_BT.flatten().nonzero()[:, 0].tolist(), ids_BT.numel()]
+    flat = {name: rows.reshape(1, -1) for name, rows in batch.items()}
+    return flat | {"cu_seqlens": torch.tensor(offsets, dtype=torch.int32)}
 
 
 class TrainingWindows(Dataset[dict[str, Tensor]]):

@@ -3,8 +3,10 @@
 B batch · T tokens · D model width
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mdn.mixers import Mixer, State
 from mdn.mixers.base import EPS
@@ -35,8 +37,19 @@ class Block(nn.Module):
         self.mixer = mixer
         self.mlp_norm = nn.RMSNorm(d_model, eps=EPS) if mlp else None
         self.mlp = SwiGLU(d_model) if mlp else None
+        self.recompute = False  # see LanguageModel.recompute
 
     def forward(
+        self, x_BTD: Tensor, state: State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, State | None]:
+        if self.recompute and torch.is_grad_enabled():
+            # Nothing in a block is random.
+            return checkpoint(
+                self._forward, x_BTD, state, cu_seqlens, use_reentrant=False, preserve_rng_state=False
+            )
+        return self._forward(x_BTD, state, cu_seqlens)
+
+    def _forward(
         self, x_BTD: Tensor, state: State | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, State | None]:
         y_BTD, state = self.mixer(self.mixer_norm(x_BTD), state, cu_seqlens)

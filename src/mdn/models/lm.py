@@ -96,6 +96,12 @@ class LanguageModel(nn.Module):
         device, dtype = torch.device(device or weight.device), dtype or weight.dtype
         return [self.mixer(layer).init_state(batch, device, dtype) for layer in range(len(self.blocks))]
 
+    def recompute(self, wanted: bool) -> None:
+        """Whether training keeps of a block its input only and computes it again for the gradients."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.recompute = wanted
+
     def mixer(self, layer: int) -> Mixer:
         mixer = self.blocks[layer].get_submodule("mixer")
         assert isinstance(mixer, Mixer)

@@ -17,7 +17,8 @@ earlier configuration brings its folder back from the archive.
 import json
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,18 +29,28 @@ from mdn.config import RunConfig
 ARCHIVE = ".archive"
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to, which becomes `path` when all is well; else nothing is left of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        yield temporary
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    temporary.replace(path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Strict JSON, written to a temporary name and renamed.
 
     Raises:
         ValueError: if a number is NaN or infinite.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(
-        json.dumps(value, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
-    )
-    temporary.replace(path)
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text)
 
 
 def read_json(path: Path) -> Any:
@@ -131,9 +142,8 @@ class Record:
 
 
 def _write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
 def identity(folder: Path) -> str | None:

@@ -4,15 +4,27 @@ import time
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from mdn.config import Machine
+from mdn.config import Machine, RunConfig
+from mdn.models.cost import flops_per_token
 from mdn.tracking.record import Record
 from mdn.training import checkpoint
+from mdn.training.launch import Stopped
 
 WARM_UP = 3  # steps left out of a throughput: allocation, compilation, caches
+
+# Dense bf16, no sparsity; the first name that is part of the device's counts.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
 
 
 def _completes_a_step(trainer: L.Trainer, batch: int) -> bool:
@@ -20,60 +32,77 @@ def _completes_a_step(trainer: L.Trainer, batch: int) -> bool:
 
 
 class Recorder(Callback):
-    """One line of log.jsonl an optimizer step, and one a validation. Time spent on validation and on
-    checkpoints does not count into tokens/s."""
+    """One line of log.jsonl an optimizer step, and one a validation.
 
-    def __init__(self, record: Record, tokens_per_step: int) -> None:
-        self.record, self.tokens_per_step = record, tokens_per_step
-        self._started: float | None = None
+    Throughput is that of the whole step, all its micro-batches and the wait for their data; validations and
+    checkpoints between steps do not count.
+    """
+
+    def __init__(self, record: Record, run: RunConfig) -> None:
+        self.record, self.tokens = record, run.training.batch_tokens
+        self.flops = self.tokens * flops_per_token(run, run.training.context)
+        self._since: float | None = None
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        if self._started is None:
-            self._started = time.perf_counter()
+        if self._since is None:
+            self._since = time.perf_counter()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not _completes_a_step(trainer, batch_idx) or self._started is None:
+        if not _completes_a_step(trainer, batch_idx) or self._since is None:
             return
-        seconds, self._started = time.perf_counter() - self._started, None
-        module.last["train/tokens_per_second"] = self.tokens_per_step / seconds
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        module.last["train/tokens_per_second"] = self.tokens / seconds
+        peak = peak_flops(module.device)
+        if peak is not None:
+            module.last["train/mfu"] = self.flops / seconds / (peak * trainer.world_size)
         if trainer.is_global_zero:
             self.record.append(trainer.global_step, module.last)
 
+    def on_save_checkpoint(self, *_: Any) -> None:
+        self._since = None
+
     def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
+        self._since = None
         if trainer.is_global_zero and not trainer.sanity_checking:
             loss = float(trainer.callback_metrics["validation/loss"])
             self.record.append(trainer.global_step, {"validation/loss": loss})
 
 
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 FLOP/s of a GPU by its maker's data sheet; None: unknown, and no utilisation is logged."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
 class Checkpointer(Callback):
-    """A checkpoint every N optimizer steps and when the process is told to stop (SIGTERM)."""
+    """A checkpoint every N optimizer steps, and one when a rank was told to stop, which ends the training."""
 
     def __init__(self, record: Record, machine: Machine) -> None:
         self.record, self.machine = record, machine
-        self.saved: int | None = None
 
     def save(self, trainer: L.Trainer) -> None:
-        step = trainer.global_step
-        if step == self.saved:
-            return
         folder, keep = self.record.checkpoints, self.machine.keep_checkpoints
         if trainer.is_global_zero:
-            checkpoint.save(folder, step, trainer.save_checkpoint, keep)
+            checkpoint.save(folder, trainer.global_step, trainer.save_checkpoint, keep)
         else:  # takes part in collecting the state; only the first rank writes
             trainer.save_checkpoint(folder / "none")
-        self.saved = step
+
+    def on_train_start(self, trainer: L.Trainer, module: Any) -> None:
+        module.stop.listen()  # Lightning has just put its own handlers there
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
+        if module.stopping:  # only now: a validation may have followed the step, and would not be repeated
+            raise Stopped
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        due = trainer.global_step % self.machine.checkpoint_every == 0
-        if due and _completes_a_step(trainer, batch_idx):
-            self.save(trainer)
-
-    def on_exception(self, trainer: L.Trainer, module: Any, exception: BaseException) -> None:
-        if isinstance(exception, SIGTERMException):
+        if not _completes_a_step(trainer, batch_idx):
+            return
+        if module.stopping or trainer.global_step % self.machine.checkpoint_every == 0:
             self.save(trainer)
 
 

@@ -3,9 +3,12 @@
 import hashlib
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+
+from mdn.tracking.record import replacing
 
 NAME = re.compile(r"step-(\d+)\.ckpt")
 
@@ -14,16 +17,25 @@ def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> P
     """Lets `write` fill a temporary file, then gives it its name and drops all but the newest `keep`.
 
     The checksum lies beside it, written first: a checkpoint under its final name is always complete.
+
+    Raises:
+        OSError: if the disk is full or gone; what there was before is as it was.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:08d}.ckpt"
-    temporary = path.with_suffix(".tmp")
-    write(temporary)
-    with temporary.open("rb+") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    path.with_suffix(".sha256").write_text(digest + "\n")
-    temporary.replace(path)
+    try:
+        with replacing(path) as temporary:
+            write(temporary)
+            with temporary.open("rb+") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            path.with_suffix(".sha256").write_text(digest + "\n")
+    except OSError as error:
+        free = shutil.disk_usage(folder).free / 2**30
+        raise OSError(
+            error.errno,
+            f"{path}: {error.strerror}, {free:.1f} GiB are free; make room and start again, "
+            f"{'it resumes from ' + last[1].name if (last := newest(folder)) else 'there is no earlier one'}",
+        ) from error
     for old in _by_age(folder)[:-keep]:
         old.unlink()
         old.with_suffix(".sha256").unlink(missing_ok=True)

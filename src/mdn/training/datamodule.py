@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from mdn.config import Machine, RunConfig
-from mdn.data.loader import TrainingWindows
+from mdn.data.loader import TrainingWindows, packed
 from mdn.data.order import Order, window_count
 from mdn.data.shards import open_split, read_index
 
@@ -21,14 +21,15 @@ class MicroBatches(IterableDataset):
     resume, and would end the training early.
     """
 
-    def __init__(self, steps: TrainingWindows, micro: int) -> None:
-        self.steps, self.micro = steps, micro
+    def __init__(self, steps: TrainingWindows, micro: int, packing: bool) -> None:
+        self.steps, self.micro, self.packing = steps, micro, packing
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         for step in range(len(self.steps)):
             batch = self.steps[step]
             for start in range(0, len(batch["ids"]), self.micro):
-                yield {name: rows[start : start + self.micro] for name, rows in batch.items()}
+                rows = {name: rows[start : start + self.micro] for name, rows in batch.items()}
+                yield packed(rows) if self.packing else rows
 
 
 class TokenData(L.LightningDataModule):
@@ -51,7 +52,7 @@ class TokenData(L.LightningDataModule):
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
         )
-        batches = MicroBatches(steps, self.machine.micro_batch)
+        batches = MicroBatches(steps, self.machine.micro_batch, budget.packing)
         return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
 
     def val_dataloader(self) -> DataLoader:
@@ -70,4 +71,6 @@ class TokenData(L.LightningDataModule):
                 rows.append(torch.from_numpy(tokens.astype("int64")))
         windows = torch.stack(rows)
         batches = [{"ids": part[:, :-1], "labels": part[:, 1:]} for part in windows.split(micro)]
+        if budget.packing:
+            batches = [packed(batch) for batch in batches]
         return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # a list is a data set

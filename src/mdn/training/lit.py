@@ -5,10 +5,13 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from mdn.config import RunConfig
+from mdn.config import Machine, RunConfig
 from mdn.models.lm import LanguageModel
+from mdn.training.launch import StopRequest
 from mdn.training.optim import build_optimizer, learning_rate
+from mdn.training.sharded import Sharded, shard
 
 MAX_SKIPPED = 10  # steps in a row without a finite gradient, after which a training counts as diverged
 
@@ -24,22 +27,28 @@ class LitLanguageModel(L.LightningModule):
     spent. Gradients are averaged over devices before they are looked at, so all ranks skip together.
     """
 
-    def __init__(self, model: LanguageModel, run: RunConfig) -> None:
+    def __init__(self, model: LanguageModel, run: RunConfig, machine: Machine, stop: StopRequest) -> None:
         super().__init__()
-        self.model, self.run = model, run
+        self.model, self.run, self.stop = model, run, stop
+        model.recompute(machine.activation_checkpointing)
+        self.stopping = False  # some rank was told to stop; the same on all ranks after a step
         self.skipped = 0
         self.skipped_in_a_row = 0
         self.last: dict[str, float] = {}  # figures of the last optimizer step, for callbacks
         self._losses: list[Tensor] = []  # of its micro-batches
 
     def training_step(self, batch: dict[str, Tensor], _: int) -> Tensor:
-        loss = self.model.loss(batch["ids"], batch["labels"])
+        loss = self.model.loss(batch["ids"], batch["labels"], batch.get("cu_seqlens"))
         self._losses.append(loss.detach())
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], _: int) -> None:
-        loss = self.model.loss(batch["ids"], batch["labels"])
-        self.log("validation/loss", loss, batch_size=len(batch["ids"]), sync_dist=True)
+        loss = self.model.loss(batch["ids"], batch["labels"], batch.get("cu_seqlens"))
+        self.log("validation/loss", loss, batch_size=batch["ids"].numel(), sync_dist=True)
+
+    def configure_model(self) -> None:
+        if isinstance(self.trainer.strategy, Sharded):
+            shard(self.model, self.trainer.strategy.device_mesh["data_parallel"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.run)
@@ -50,8 +59,13 @@ class LitLanguageModel(L.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = rate
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip)
-        loss = self.trainer.strategy.reduce(torch.stack(self._losses).mean())  # mean over devices
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        loss = torch.stack(self._losses).mean()
         self._losses.clear()
+        # Means over devices, in one message.
+        loss, stopping = self.trainer.strategy.reduce(torch.stack([loss, loss.new_tensor(self.stop.made)]))
+        self.stopping = stopping.item() > 0
         self.last = {"train/loss": loss.item(), "train/lr": rate, "train/grad_norm": norm.item()}
         if torch.isfinite(norm):
             self.skipped_in_a_row = 0
@@ -70,3 +84,8 @@ class LitLanguageModel(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.skipped, self.skipped_in_a_row = checkpoint["skipped"]
+        # Lightning counts micro-batches; a step may have another number of them now.
+        done = checkpoint["global_step"] * self.trainer.accumulate_grad_batches
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in ("total", "current"):
+            progress[counts] = dict.fromkeys(progress[counts], done)

@@ -3,6 +3,7 @@
 import csv
 import logging
 import warnings
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
@@ -10,100 +11,174 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
-from mdn.config import Machine, RunConfig
-from mdn.data.shards import read_index
+from mdn.config import ConfigError, Machine, RunConfig
+from mdn.data.shards import open_split, read_index
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
 from mdn.tracking.mlflow import Mirror
-from mdn.tracking.record import Record, open_record, write_json
-from mdn.training import checkpoint
+from mdn.tracking.record import Record, identity, open_record, replacing, write_json
+from mdn.training import checkpoint, launch
 from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
 from mdn.training.datamodule import TokenData
+from mdn.training.launch import Stopped, StopRequest
 from mdn.training.lit import Diverged, LitLanguageModel
-from mdn_kernels.registry import loaded
+from mdn.training.sharded import WHOLE, Sharded
+from mdn_kernels.registry import get, loaded
 
 CURVE_POINTS = 1000  # rows of curve.csv, whatever the number of steps
 
 
-def train(run: RunConfig, machine: Machine, *, runs: Path, tokens: Path, uri: str | None) -> Record:
-    """Trains one cell and returns its record.
+def train(
+    run: RunConfig,
+    machine: Machine,
+    *,
+    runs: Path,
+    tokens: Path,
+    uri: str | None,
+    stop: StopRequest | None = None,
+) -> Record:
+    """Trains one cell and returns its record. Every rank calls it, after `launch.enter`.
 
     runs, tokens: the folders runs/ and data/tokens/. uri: MLflow's store, or None.
 
     A training that diverges is a result: it ends with failed.json and its last finite weights. Anything else
     that goes wrong is raised, after failed.json has been written; the next call resumes.
+
+    Raises:
+        Stopped: after `stop` was requested and the step at hand saved.
     """
+    with launch.group():
+        return _train(run, machine, runs, tokens, uri, stop or StopRequest())
+
+
+def _train(
+    run: RunConfig, machine: Machine, runs: Path, tokens: Path, uri: str | None, stop: StopRequest
+) -> Record:
     _quiet()
     index = read_index(tokens / run.data)
+    open_split(tokens / run.data, "train")  # a missing or truncated shard stops here
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
     _rehearse(model, device)
-    code = code_digest()
     record = Record(runs / run.scale / run.name)
-    failed = record.folder / "failed.json"
-    # Lightning starts the other ranks from here, once all this is done.
-    leader = getattr(rank_zero_only, "rank", 0) == 0
-    if leader:
-        record, todo = open_record(runs, run, data=index["digest"][:12], code=code)
-        if todo == "finished":
-            print(f"{record.folder}: finished with the same configuration, data and code; adopted")
-            return record
-        failed.unlink(missing_ok=True)
-    found = checkpoint.newest(record.checkpoints)
-    if leader:
-        record.rewind(found[0] if found else 0)
-        if found:
-            print(f"{record.folder}: resuming after step {found[0]} of {run.training.steps}")
-        _describe(record, run, model, index, code)
-    module, data = LitLanguageModel(model, run), TokenData(run, machine, tokens)
+    finished, path = launch.share(lambda: _open(record, runs, run, machine, model, index))
+    if finished:
+        return record
+    module = LitLanguageModel(model, run, machine, stop)
+    data = TokenData(run, machine, tokens)
     trainer = _trainer(run, machine, record)
-    mirror = Mirror(record, uri if leader else None)
+    mirror = Mirror(record, uri if launch.leads() else None)
     mirror.start()
+    failed = record.folder / "failed.json"
     try:
         try:
-            trainer.fit(module, datamodule=data, ckpt_path=found[1] if found else None)
+            trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
             if trainer.global_step % run.training.validate_every:
                 trainer.validate(module, datamodule=data, verbose=False)
         except Diverged as error:  # on all ranks in the same step
-            if leader:
+            if launch.leads():
                 write_json(failed, {"error": str(error), "step": trainer.global_step})
                 print(f"{record.folder}: diverged: {error}")
-        if leader:
-            _finish(record, module)
+        weights = get_model_state_dict(model, options=WHOLE)
+        if launch.leads():
+            _finish(record, module, weights)
     except Exception as error:
-        error_line = " ".join(f"{type(error).__name__}: {error}".split())
-        write_json(failed, {"error": error_line, "step": trainer.global_step})
+        if launch.leads():
+            error_line = " ".join(f"{type(error).__name__}: {error}".split())
+            with suppress(OSError):  # the disk may be what failed
+                write_json(failed, {"error": error_line, "step": trainer.global_step})
         mirror.stop()
         raise
-    except BaseException:  # told to stop
+    except BaseException as error:
         mirror.stop("KILLED")
+        if isinstance(error, Stopped):  # all ranks are; srun ends a step whose first rank has left
+            launch.wait()
         raise
     mirror.stop()
+    launch.wait()
     return record
+
+
+def adopted(run: RunConfig, *, runs: Path, tokens: Path) -> bool:
+    """Whether the run folder holds this very training, finished, wherever it was trained.
+
+    Unlike `train` it needs neither its devices nor its ranks: of the operators it loads the versions that the
+    manifest names, not those that it would choose here.
+    """
+    record = Record(runs / run.scale / run.name)
+    if not record.finished or not identity(record.folder):
+        return False
+    with torch.device("meta"):
+        LanguageModel(run)
+    for op, version in record.manifest["kernels"].items():
+        try:
+            get(op, version).load()
+        except ImportError as error:
+            raise ConfigError(
+                f"{record.folder}: {version} cannot be loaded here ({error}), so whether its code is "
+                "still the same is unknown; install what it was trained with"
+            ) from None
+    data = read_index(tokens / run.data)["digest"][:12]
+    return identity(record.folder) == f"{run.fingerprint()}-{data}-{code_digest()}"
+
+
+def _open(
+    record: Record,
+    runs: Path,
+    run: RunConfig,
+    machine: Machine,
+    model: LanguageModel,
+    index: dict[str, Any],
+) -> tuple[bool, Path | None]:
+    """The leader's part before the first step: adopts, resumes or begins the record.
+
+    Returns whether it is finished already, and the checkpoint to resume from.
+    """
+    code = code_digest()
+    _, todo = open_record(runs, run, data=index["digest"][:12], code=code)
+    if todo == "finished":
+        print(f"{record.folder}: finished with the same configuration, data and code; adopted")
+        return True, None
+    (record.folder / "failed.json").unlink(missing_ok=True)
+    step, path = checkpoint.newest(record.checkpoints) or (0, None)
+    record.rewind(step)
+    if path:
+        print(f"{record.folder}: resuming after step {step} of {run.training.steps}")
+    _describe(record, run, machine, model, index, code)
+    return False, path
 
 
 def _trainer(run: RunConfig, machine: Machine, record: Record) -> L.Trainer:
     """Counts everything in optimizer steps, leaves logs, checkpoints and progress to our callbacks."""
-    devices = machine.devices * machine.nodes
-    accumulate = run.training.batch // (machine.micro_batch * devices)
+    ranks = machine.devices * machine.nodes
+    accumulate = run.training.batch // (machine.micro_batch * ranks)
+    strategy: Any = "auto"
+    if ranks > 1:
+        # Gradients stay in the buckets that are reduced: half the memory for them.
+        ddp = DDPStrategy(gradient_as_bucket_view=True)
+        strategy = Sharded(ranks) if machine.strategy == "fsdp" else ddp
     return L.Trainer(
         max_steps=run.training.steps,
         max_epochs=-1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=machine.devices,
         num_nodes=machine.nodes,
-        strategy="ddp" if devices > 1 else "auto",
+        strategy=strategy,
+        # Named, lest Lightning look for a launcher itself and add its own handling of signals.
+        plugins=[TorchElasticEnvironment() if ranks > 1 else LightningEnvironment()],
         precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
         accumulate_grad_batches=accumulate,
         val_check_interval=run.training.validate_every * accumulate,  # Lightning counts micro-batches here
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         callbacks=[
-            Recorder(record, run.training.batch_tokens),
+            Recorder(record, run),
             Checkpointer(record, machine),
             Bar(run.name, run.training.steps),
         ],
@@ -123,7 +198,9 @@ def _rehearse(model: LanguageModel, device: torch.device) -> None:
         model.loss(ids, ids)
 
 
-def _describe(record: Record, run: RunConfig, model: LanguageModel, index: dict[str, Any], code: str) -> None:
+def _describe(
+    record: Record, run: RunConfig, machine: Machine, model: LanguageModel, index: dict[str, Any], code: str
+) -> None:
     """config.yaml and manifest.json, before the first step."""
     run.to_yaml(record.folder / "config.yaml")
     write_json(
@@ -135,13 +212,14 @@ def _describe(record: Record, run: RunConfig, model: LanguageModel, index: dict[
             "tokenizer": index["tokenizer"]["sha256"][:12],
             "kernels": {version.op: version.name for version in loaded()},
             "parameters": sum(p.numel() for p in model.parameters()),
+            "ranks": machine.devices * machine.nodes,
             "started": _now(),
             **environment(),
         },
     )
 
 
-def _finish(record: Record, module: LitLanguageModel) -> None:
+def _finish(record: Record, module: LitLanguageModel, weights: dict[str, Any]) -> None:
     """Weights, curve, and last of all metrics.json, which marks the record as finished."""
     log = record.log()
     steps = [line for line in log if "train/loss" in line]
@@ -155,21 +233,21 @@ def _finish(record: Record, module: LitLanguageModel) -> None:
         "skipped_steps": module.skipped,
         "tokens_per_second": median(speeds[WARM_UP:] or speeds),
     }
+    utilisation = [line["train/mfu"] for line in steps if "train/mfu" in line]
+    if utilisation:
+        metrics["mfu"] = median(utilisation[WARM_UP:] or utilisation)
     if all(isinstance(loss, float) for loss in losses):  # a loss that is not finite is logged as its name
         metrics["train_loss"] = mean(losses)
     if validations and isinstance(validations[-1]["validation/loss"], float):
         metrics["validation_loss"] = validations[-1]["validation/loss"]
 
-    temporary = record.weights.with_suffix(".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in module.model.state_dict().items()}, temporary)
-    temporary.replace(record.weights)
-    curve = record.folder / "curve.csv"
-    with curve.with_suffix(".tmp").open("w", newline="") as file:
+    with replacing(record.weights) as temporary:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, temporary)
+    with replacing(record.folder / "curve.csv") as temporary, temporary.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "train_loss"])
         stride = max(1, len(steps) // CURVE_POINTS)
         rows.writerows([line["step"], line["train/loss"]] for line in steps[::stride])
-    curve.with_suffix(".tmp").replace(curve)
     write_json(
         record.folder / "manifest.json",
         record.manifest

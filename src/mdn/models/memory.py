@@ -1,0 +1,105 @@
+"""What a training needs of a GPU's memory, from configuration and machine alone; an estimate, erring upwards.
+
+Under autocast: float32 weights, gradients and AdamW's two moments; bfloat16 copies of the weights for the
+products; what each block keeps for its gradients; one operator's workspace; the loss.
+
+D model width · C channels of q, k and v · W MLP width · N tokens that a device takes at once
+"""
+
+from dataclasses import replace
+
+from mdn.config import Machine, RunConfig
+from mdn.mixers import mixer_class
+from mdn.models.block import mlp_width
+from mdn.models.cost import parameters
+from mdn.models.lm import GPT2_VOCABULARY
+from mdn.models.loss import CHUNK_BYTES
+from mdn.pattern import expand
+
+CONTEXT = 3 * 2**29  # CUDA's and NCCL's own
+SLACK = 1.05  # what the allocator loses to fragments
+CHUNK = 64  # tokens between two states that an operator keeps in its backward pass
+PROJECTIONS = {"kda": 4, "mamba2": 1}  # each keeps its input in bfloat16; the others: qkv and gate
+
+
+def training_bytes(run: RunConfig, machine: Machine) -> dict[str, int]:
+    """Bytes on each device by part, and in total."""
+    N, D = machine.micro_batch * run.training.context, run.d_model
+    sizes = parameters(run)
+    P, vocabulary = sizes["total"], sizes["embedding"] + sizes["head"]
+    mixers = expand(run.pattern, run.shape.layers)
+    ranks = machine.devices * machine.nodes
+    share = ranks if machine.strategy == "fsdp" else 1
+    blocks = [kept_bytes(run, name) * N for name in mixers]
+    block = (P - vocabulary) // len(mixers)
+    if machine.activation_checkpointing:
+        activations, copied = len(mixers) * 4 * D * N + max(blocks), block
+    else:
+        activations, copied = sum(blocks), P - vocabulary
+    if share > 1:  # the whole of embedding, head and two blocks, and one block's gradient, at a time
+        copied += 2 * (vocabulary + 3 * block)
+    parts = {
+        "weights": 4 * P // share,
+        "gradients": 4 * P // share,
+        "optimizer": 8 * P // share,
+        "copies": 2 * copied,
+        "activations": activations,
+        "operator": max(workspace_bytes(run, name) * N for name in mixers),
+        # logits, their exponentials and bfloat16 gradient; gradients of head and hidden states
+        "loss": 5 * CHUNK_BYTES["cuda"] // 2 + GPT2_VOCABULARY * D * 4 + 6 * D * N,
+    }
+    return parts | {"total": int(sum(parts.values()) * SLACK) + CONTEXT}
+
+
+def fitting(run: RunConfig, machine: Machine, available: int) -> Machine | None:
+    """The machine itself or the nearest change of it with which the training fits; None: there is none.
+
+    First fewer sequences at once, which costs nothing as long as there are tokens enough; then activation
+    checkpointing, a third more time; then FSDP, which costs messages.
+    """
+    ranks = machine.devices * machine.nodes
+    sizes = [
+        size
+        for size in range(machine.micro_batch, 0, -1)
+        if run.training.batch % (size * ranks) == 0 and size <= run.training.batch // ranks
+    ]
+    strategies = dict.fromkeys((machine.strategy, "fsdp" if ranks > 1 else "ddp"))
+    for strategy in strategies:
+        for again in sorted({machine.activation_checkpointing, True}):
+            for size in sizes:
+                changed = replace(
+                    machine, micro_batch=size, activation_checkpointing=again, strategy=strategy
+                )
+                if training_bytes(run, changed)["total"] <= available:
+                    return changed
+    return None
+
+
+def kept_bytes(run: RunConfig, name: str) -> int:
+    """Bytes a token that one block keeps from its forward to its backward pass."""
+    D, shape = run.d_model, run.shape
+    mlp = 10 * D + 8 * mlp_width(D) if run.mlp else 0
+    if name == "attention":
+        return mlp + 24 * D  # norm 10; q, k and v 6; rotated q and k 4; output and what it is made of 4
+    inner = shape.heads * shape.head_v
+    C = _channels(run, name)
+    # norm 8, float32 input of the gates 4; 2 each before, in and after the convolution; gated norm in float32
+    return mlp + 12 * D + 2 * D * PROJECTIONS.get(name, 2) + 6 * C + 18 * inner + saved_bytes(run, name)
+
+
+def saved_bytes(run: RunConfig, name: str) -> int:
+    """Bytes a token that an operator keeps beside its inputs: normalised q and k, residuals, in bfloat16."""
+    return 0 if name == "attention" else 2 * _channels(run, name)
+
+
+def workspace_bytes(run: RunConfig, name: str) -> int:
+    """Bytes a token that an operator takes while it runs: float32 states a chunk, gradients of inputs."""
+    if name == "attention":
+        return 8 * run.d_model
+    states = len(mixer_class(name).rule.matrices) * run.shape.heads * run.shape.head_k * run.shape.head_v
+    return 4 * states // CHUNK + 5 * _channels(run, name)
+
+
+def _channels(run: RunConfig, name: str) -> int:
+    H, K, V = run.shape.heads, run.shape.head_k, run.shape.head_v
+    return H * V + 2 * K if name == "mamba2" else H * (2 * K + V)

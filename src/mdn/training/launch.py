@@ -1,0 +1,190 @@
+"""How the ranks of a training come to be and find each other: one rank a device, by params.yaml's `launcher`.
+
+local     one machine; the command starts its ranks itself
+torchrun  the user starts the same command with torchrun, on every node
+slurm     srun starts it; `mdn submit` writes the job
+
+All three end in torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, GROUP_RANK, MASTER_ADDR, MASTER_PORT),
+the only one that the rest of the training knows.
+"""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar, cast
+
+from mdn.config import ConfigError, Machine
+
+REQUEUE = 75  # exit status (EX_TEMPFAIL) of a training that was told to stop and saved its step
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SIGUSR1: SLURM's warning before a time limit, see `mdn submit`
+GRACE = 30  # seconds that the other local ranks have when one has failed
+
+Answer = TypeVar("Answer")
+
+
+class Stopped(SystemExit):
+    """The training was told to stop and has saved its step."""
+
+    def __init__(self) -> None:
+        super().__init__(REQUEUE)
+
+
+class StopRequest:
+    """Whether this process was told to stop. The training looks at it after every step."""
+
+    def __init__(self) -> None:
+        self.made = False
+
+    def listen(self) -> None:
+        for number in SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+def outside(machine: Machine, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is none of the ranks but what has to start them."""
+    if machine.launcher == "slurm":
+        return "SLURM_STEP_ID" not in environment
+    return "RANK" not in environment and (machine.launcher == "torchrun" or machine.devices > 1)
+
+
+def enter(machine: Machine, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Checks devices × nodes against what was started and completes torchrun's environment.
+
+    Raises:
+        ConfigError: names both numbers and the remedy, where a wrong number of ranks would wait for ever.
+    """
+    devices, nodes = machine.devices, machine.nodes
+    if machine.launcher == "slurm":
+        tasks, hosts = int(environment["SLURM_NTASKS"]), int(environment["SLURM_NNODES"])
+        if (tasks, hosts) != (devices * nodes, nodes):
+            raise ConfigError(
+                f"machine: {devices} devices × {nodes} nodes, but srun started {tasks} on {hosts} nodes; "
+                f"use --nodes={nodes} --ntasks-per-node={devices}, or correct devices and nodes"
+            )
+        environment.update(
+            RANK=environment["SLURM_PROCID"],
+            WORLD_SIZE=str(tasks),
+            LOCAL_RANK=environment["SLURM_LOCALID"],
+            GROUP_RANK=environment["SLURM_NODEID"],
+        )
+        environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
+        # Below the ports that Linux hands out; jobs on one node differ in their last digits.
+        environment.setdefault("MASTER_PORT", str(20000 + int(environment["SLURM_JOB_ID"]) % 10000))
+    elif "RANK" in environment:
+        started = int(environment["WORLD_SIZE"])
+        if started != devices * nodes:
+            raise ConfigError(
+                f"machine: {devices} devices × {nodes} nodes, but {started} ranks were started; "
+                f"use torchrun --nnodes {nodes} --nproc-per-node {devices}, or correct devices and nodes"
+            )
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of SLURM's short form: n[03-07,9],m1 -> n03."""
+    found = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\])?([^\[,]*)", nodelist)
+    assert found is not None
+    return "".join(part or "" for part in found.groups())
+
+
+def start(machine: Machine) -> int:
+    """Starts this very command once a device, passes signals on, and returns the exit status.
+
+    Raises:
+        ConfigError: if it is not for us to start it, or the machine has fewer GPUs.
+    """
+    if machine.launcher == "torchrun":
+        raise ConfigError(
+            "machine.launcher: torchrun, but it did not start this; use torchrun "
+            f"--nnodes {machine.nodes} --nproc-per-node {machine.devices} {shlex.join(sys.argv)}"
+        )
+    if machine.launcher == "slurm":
+        raise ConfigError("machine.launcher: slurm, but srun did not start this; use `mdn submit`")
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() < machine.devices:
+        raise ConfigError(
+            f"machine.devices: {machine.devices}, but this machine has {torch.cuda.device_count()} GPUs; "
+            f"use {torch.cuda.device_count()}"
+        )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(machine.devices), "GROUP_RANK": "0"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks: list[subprocess.Popen] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        for rank in ranks:
+            rank.send_signal(number)
+
+    for number in SIGNALS:
+        signal.signal(number, forward)
+    for n in range(machine.devices):
+        own = {"RANK": str(n), "LOCAL_RANK": str(n)}
+        ranks.append(subprocess.Popen(sys.orig_argv, env=os.environ | shared | own))
+    try:
+        return _wait(ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def _wait(ranks: list[subprocess.Popen]) -> int:
+    """The status of the first rank that failed, or of all; the others then have GRACE seconds to end."""
+    deadline = float("inf")
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+        failed = any(rank.returncode not in (None, 0, REQUEUE) for rank in ranks)
+        if failed:
+            deadline = min(deadline, time.monotonic() + GRACE)
+        time.sleep(0.1)
+    codes = [rank.poll() for rank in ranks]
+    return next((code for code in codes if code not in (None, 0, REQUEUE)), codes[0] or 0)
+
+
+@contextmanager
+def group() -> Iterator[None]:
+    """The process group of the ranks, if there are several: NCCL on GPUs, Gloo on CPUs."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        yield
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def leads() -> bool:
+    """Whether this is the rank that writes the record."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def share(answer: Callable[[], Answer]) -> Answer:
+    """What the leader answers, on every rank; all wait for it."""
+    import torch
+
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return answer()
+    box = [answer() if leads() else None]
+    torch.distributed.broadcast_object_list(box)
+    return cast(Answer, box[0])
+
+
+def wait() -> None:
+    """Until every rank is here."""
+    share(lambda: None)
