@@ -14,11 +14,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--params", type=Path, default=Path("params.yaml"))
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--out", type=Path, default=Path("reports"))
     arguments = parser.parse_args()
     try:
         params = load(arguments.params)
-        print(render(params, arguments.runs, arguments.out))
+        print(render(params, arguments.runs, arguments.out, arguments.results))
     except ValueError as error:
         sys.exit(f"render_reports: {error}")
     if uri := params.tracking.uri:

@@ -2,7 +2,8 @@
 
 `load` refuses unknown keys, wrong types and impossible combinations with one line that names the key, the
 value and the remedy. `Params.run` resolves one cell (scale × model) into a `RunConfig`; its `fingerprint`
-tells whether two trainings are the same experiment.
+tells whether two trainings are the same experiment. OmegaConf is imported by what reads or writes YAML, so
+that models can be built on a machine that lacks it.
 """
 
 import hashlib
@@ -12,8 +13,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
-
-from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 
 from mdn.options import Options
 from mdn.pattern import expand, parse
@@ -206,18 +205,90 @@ class RunConfig:
         return kind(**self.options[mixer])
 
     def fingerprint(self) -> str:
-        """Twelve hex digits that two runs share only if they are the same experiment."""
-        text = json.dumps(asdict(self), sort_keys=True, allow_nan=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        return fingerprint(self)
 
     def to_yaml(self, path: Path) -> None:
+        from omegaconf import OmegaConf
+
         temporary = path.with_suffix(".tmp")
         temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(self))))
         temporary.replace(path)
 
     @staticmethod
     def from_yaml(path: Path) -> "RunConfig":
+        from omegaconf import OmegaConf
+
         return _typed(RunConfig, OmegaConf.to_container(OmegaConf.load(path)), "")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sequences of multi-query associative recall: `length` tokens with `pairs` keys and values, each
+    asked for once."""
+
+    length: int
+    pairs: int
+    examples: int
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1 or self.examples < 1 or self.length % 2 or self.length < 4 * self.pairs:
+            raise ValueError(
+                f"length: {self.length} with pairs={self.pairs}, examples={self.examples} cannot be made; "
+                f"use an even length of at least 4·pairs = {4 * self.pairs}, and one pair and example or more"
+            )
+
+
+@dataclass(frozen=True)
+class MqarData:
+    """What is learnt and asked. Validation asks what the test asks, of other examples."""
+
+    vocabulary: int
+    train: list[Examples]
+    test: list[Examples]
+    validation_examples: int  # of each of the test's lengths and numbers of pairs
+
+    def __post_init__(self) -> None:
+        most = max(part.pairs for part in [*self.train, *self.test])
+        if self.vocabulary % 2 or not most < self.vocabulary // 2 <= 2**14:
+            raise ValueError(
+                f"vocabulary: {self.vocabulary} does not hold {most} keys and as many values; use an even "
+                f"number from {2 * most + 2} to 32768"
+            )
+
+
+@dataclass(frozen=True)
+class MqarTraining:
+    epochs: int
+    batch: int  # examples, all of one length
+    stop_above: float  # validation accuracy that ends a training
+    weight_decay: float = 0.1
+
+
+@dataclass(frozen=True)
+class MqarScale:
+    """One experiment of multi-query associative recall: every model at every width, rate and seed."""
+
+    title: str
+    data: str
+    shape: Shape
+    training: MqarTraining
+    widths: list[int]
+    lrs: list[float]  # the best by validation is reported
+    seeds: list[int]
+    workers: int = 1  # trainings that share a device; changes no result
+
+
+@dataclass(frozen=True)
+class Mqar:
+    runs: dict[str, dict[str, str]]
+    scales: dict[str, MqarScale]
+    data: dict[str, MqarData]
+
+
+def fingerprint(config: Any) -> str:
+    """Twelve hex digits that two configurations share only if they are the same experiment."""
+    text = json.dumps(asdict(config), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)
@@ -230,6 +301,7 @@ class Params:
     scales: dict[str, Scale]
     optimizer: Optimizer
     data: Data
+    mqar: Mqar
     tracking: Tracking
 
     def run(self, scale: str, name: str) -> RunConfig:
@@ -273,6 +345,8 @@ def load(path: Path | str = "params.yaml") -> Params:
     Raises:
         ConfigError: one line naming key, value and remedy.
     """
+    from omegaconf import OmegaConf
+
     path = Path(path)
     if not path.exists():
         raise ConfigError(f"{path}: not found; run in the project's folder or name the file with --params")
@@ -303,11 +377,12 @@ def _derive(name: str, models: dict[str, Any]) -> Any:
         raise ConfigError(
             f"models.{name}.base: {entry['base']!r} has a base itself; derive from {base['base']!r}"
         )
+    from omegaconf import OmegaConf
+
     inherited = {key: value for key, value in base.items() if key != "title"}
     return OmegaConf.to_container(OmegaConf.merge(inherited, entry))
 
 
-NODES: dict[type, type] = {int: IntegerNode, float: FloatNode, bool: BooleanNode, str: StringNode}
 NAMES = {int: "a whole number", float: "a number such as 3e-4", bool: "true or false", str: "text"}
 
 
@@ -330,6 +405,9 @@ def _typed(kind: Any, raw: Any, key: str) -> Any:
         if not isinstance(raw, list):
             raise ConfigError(f"{key}: {raw!r} is not a list; write - items, or [] for none")
         return [_typed(arguments[0], value, f"{key}[{n}]") for n, value in enumerate(raw)]
+    from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
+
+    nodes: dict[type, type] = {int: IntegerNode, float: FloatNode, bool: BooleanNode, str: StringNode}
     try:
         if (
             raw is None
@@ -337,7 +415,7 @@ def _typed(kind: Any, raw: Any, key: str) -> Any:
             or (kind is bool and not isinstance(raw, bool))
         ):
             raise ValueError
-        return NODES[kind](raw)._value()
+        return nodes[kind](raw)._value()
     except ValueError:  # OmegaConf's ValidationError is one
         raise ConfigError(f"{key}: {raw!r} is not {NAMES[kind]}; correct the value") from None
 
@@ -429,18 +507,28 @@ def _check(params: Params) -> None:
                 f"data.prepare: lacks {params.scales[scale].data!r}, which runs.{scale} needs; add it"
             )
         for name, base in cells.items():
-            if name not in params.models:
-                raise ConfigError(
-                    f"runs.{scale}.{name}: unknown model; use one of {', '.join(params.models)}"
-                )
-            wanted = params.models[name].base or name
-            if base != wanted:
-                raise ConfigError(f"runs.{scale}.{name}: {base!r} is not its base; write `{name}: {wanted}`")
+            _check_base(params, f"runs.{scale}.{name}", name, base)
             run = params.run(scale, name)
             if not run.lr > 0:
                 raise ConfigError(f"models.{name}.lr: {run.lr} is not positive; write for example 3e-4")
     for name, model in params.models.items():
         _mixers(f"models.{name}.pattern", model.pattern)
+    for scale, sweep in params.mqar.scales.items():
+        if sweep.data not in params.mqar.data:
+            raise ConfigError(
+                f"mqar.scales.{scale}.data: {sweep.data!r} is unknown; "
+                f"use one of {', '.join(params.mqar.data)}"
+            )
+        for lr in sweep.lrs:
+            if not lr > 0:
+                raise ConfigError(f"mqar.scales.{scale}.lrs: {lr} is not positive; write for example 1e-3")
+    for scale, cells in params.mqar.runs.items():
+        if scale not in params.mqar.scales:
+            raise ConfigError(f"mqar.runs.{scale}: unknown scale; use one of {', '.join(params.mqar.scales)}")
+        for name, base in cells.items():
+            _check_base(params, f"mqar.runs.{scale}.{name}", name, base)
+            layers = params.mqar.scales[scale].shape.layers
+            _mixers(f"mqar.scales.{scale}.shape", params.models[name].pattern, layers)
 
 
 def _check_lengths(key: str, judged: Evaluation) -> None:
@@ -457,3 +545,12 @@ def _check_lengths(key: str, judged: Evaluation) -> None:
     length = judged.position_length
     if length < 64 or length.bit_count() != 1:
         raise ConfigError(f"{key}.position_length: {length} is no power of two from 64; use for example 4096")
+
+
+def _check_base(params: Params, key: str, name: str, base: str) -> None:
+    """`name: base` of a list of runs: both as `models` has them."""
+    if name not in params.models:
+        raise ConfigError(f"{key}: unknown model; use one of {', '.join(params.models)}")
+    wanted = params.models[name].base or name
+    if base != wanted:
+        raise ConfigError(f"{key}: {base!r} is not its base; write `{name}: {wanted}`")

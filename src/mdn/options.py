@@ -29,6 +29,11 @@ class CombaOptions:
 @dataclass(frozen=True)
 class KdaOptions:
     convolution: int = 4
+    init: str = "kda"  # rates exp(A_log) start in (1, 16); gdn: in (0, 16), as GDN's
+
+    def __post_init__(self) -> None:
+        if self.init not in ("kda", "gdn"):
+            raise ValueError(f"init: {self.init!r} is unknown; use kda or gdn")
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def is_uniform(sample: torch.Tensor, low: float, high: float) -> None:
         ("gdn", "A_log", 0, 16),
         ("comba", "A_log", 0, 16),
         ("kda", "A_log", 1, 16),
+        ("kda-gdn-init", "A_log", 0, 16),
         ("mamba2", "A_log", 1, 16),
     ],
 )

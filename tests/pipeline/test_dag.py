@@ -112,6 +112,7 @@ def project(root, tmp_path_factory) -> Path:
             "position_windows": 1,
         },
         scales__smoke__d_model=32,
+        mqar__runs__smoke={},
     )
     run(path, "git", "add", "-A")
     run(path, "git", "commit", "-qm", "start")
@@ -201,6 +202,21 @@ def test_adding_and_removing_a_model(project):
     assert ",mdn-h-3to1," in (project / "reports" / "cells.csv").read_text()
     edit(project, runs__smoke=CELLS)
     assert ran(run(project, "dvc", "repro")) == {"render"}
+
+
+def test_associative_recall_is_a_part_of_its_own(project):
+    """Listed, it trains and is rendered; a language model's settings leave it alone."""
+    edit(project, mqar__runs__smoke={"mdn": "mdn"}, mqar__scales__smoke__training__epochs=1)
+    assert ran(run(project, "dvc", "repro")) == {"mqar-smoke@mdn", "render"}
+    assert "Fig. 4: multi-query associative recall" in (project / "reports" / "index.html").read_text()
+    summary = json.loads((project / "runs" / "mqar-smoke" / "mdn" / "metrics.json").read_text())
+    assert 0 <= summary["w32/test"] <= 1
+    edit(project, scales__smoke__evaluation__limit=2)
+    assert not any(name.startswith("mqar") for name in changed(project))
+    edit(project, mqar__scales__smoke__workers=2)
+    assert "adopted" in run(project, "dvc", "repro", "mqar-smoke@mdn")
+    run(project, "git", "checkout", "-q", "params.yaml", "dvc.lock")
+    run(project, "dvc", "repro")
 
 
 def test_another_kernel_version_retrains_its_model_and_those_derived(project):

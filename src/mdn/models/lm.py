@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mdn.config import ConfigError, RunConfig
@@ -185,7 +184,8 @@ def initialize(model: LanguageModel) -> None:
     for layer, name in enumerate(model.mixers):
         own = dict(model.mixer(layer).named_parameters(recurse=False))
         if "A_log" in own:
-            _log_uniform(own["A_log"], 1 if name in ("mamba2", "kda") else 0, 16)
+            from_one = name == "mamba2" or (name == "kda" and model.run.mixer_options(name).init == "kda")
+            _log_uniform(own["A_log"], 1 if from_one else 0, 16)
         if "dt_bias" in own:
             step = own["dt_bias"].uniform_(math.log(1e-3), math.log(0.1)).exp_().clamp_(min=1e-4)
             step.add_(torch.log(-torch.expm1(-step)))  # the inverse of softplus
@@ -221,6 +221,8 @@ def load(folder: Path | str, device: torch.device | str = "cpu") -> LanguageMode
     Raises:
         ConfigError: if one of the two files is missing.
     """
+    from safetensors.torch import load_file  # a machine that only trains need not have it
+
     folder = Path(folder)
     for name in ("config.yaml", "model.safetensors"):
         if not (folder / name).exists():

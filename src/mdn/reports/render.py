@@ -9,6 +9,7 @@ from mdn.reports.across import across
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
 from mdn.reports.kernels import report
+from mdn.reports.mqar import sheets
 from mdn.reports.runs import read_runs
 from mdn.reports.tables import Grid, csv, grids, latex, markdown
 
@@ -19,8 +20,10 @@ def read_grids(params: Params, root: Path) -> list[Grid]:
     return grids(frame(params, runs), layout(params, runs), params.scales)
 
 
-def render(params: Params, root: Path, out: Path) -> Path:
+def render(params: Params, root: Path, out: Path, results: Path | None = None) -> Path:
     """Writes tables/, figures/, cells.csv and index.html; returns the path of index.html.
+
+    root: the run folders. results: run folders of other machines, for what `root` lacks.
 
     What stage `bench@kernels` left in kernels/ has a section of its own. The same inputs give the same bytes.
     Files in tables/ and figures/ that this render does not write are of an earlier one and are removed.
@@ -28,7 +31,7 @@ def render(params: Params, root: Path, out: Path) -> Path:
     Raises:
         ValueError: if a file of a run folder cannot be read; names it.
     """
-    runs = read_runs(params, root)
+    runs = read_runs(params, root, results)
     cells = frame(params, runs)
     formatted, drawn = grids(cells, layout(params, runs), params.scales), drawings(params, runs)
     files: dict[Path, bytes] = {Path("cells.csv"): cells.write_csv().encode()}
@@ -38,11 +41,15 @@ def render(params: Params, root: Path, out: Path) -> Path:
     for grid in [*formatted, *filter(None, [scales])]:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
+    recall = sheets(params, runs)
+    for sheet in recall:
+        for suffix, text in (("md", sheet.markdown()), ("tex", sheet.latex()), ("csv", sheet.csv())):
+            files[Path("tables", f"{sheet.name}.{suffix}")] = text.encode()
     for drawing in drawn:
         files |= {Path("figures", name): content for name, content in drawing.files().items()}
     record = out / "kernels" / "record.json"
     kernels = report(json.loads(record.read_text())) if record.exists() else None
-    files[Path("index.html")] = site.render(params, runs, formatted, drawn, scales, kernels).encode()
+    files[Path("index.html")] = site.render(params, runs, formatted, drawn, recall, scales, kernels).encode()
     for name, content in files.items():
         _write(out / name, content)
     for folder in ("tables", "figures"):

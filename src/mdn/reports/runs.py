@@ -15,7 +15,8 @@ from mdn.tracking.record import ARCHIVE, Record
 
 @dataclass(frozen=True)
 class Run:
-    """One training and its evaluations. state: absent, unfinished, failed or finished."""
+    """One training and its evaluations. state: absent, unfinished, failed or finished. campaign: the
+    folder of results/ that it lies in, if it was made on another machine."""
 
     scale: str
     name: str
@@ -26,6 +27,8 @@ class Run:
     failure: dict[str, Any] = field(default_factory=dict)
     mlflow: dict[str, Any] = field(default_factory=dict)
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # by suite
+    metrics: dict[str, float] = field(default_factory=dict)
+    campaign: str | None = None
 
     @cached_property
     def log(self) -> list[dict[str, Any]]:
@@ -57,6 +60,12 @@ class Run:
     def kernel(self) -> str | None:
         versions = self.manifest.get("kernels") or {}
         return ", ".join(f"{op}: {version}" for op, version in sorted(versions.items())) or None
+
+    @property
+    def hardware(self) -> str:
+        """What it ran on; with the date, if not here."""
+        name = self.manifest.get("gpu") or self.manifest.get("cpu") or ("CPU" if self.manifest else "")
+        return f"{name}, {self.manifest.get('started', 'no date')[:10]}" if self.campaign else name
 
     @property
     def commit(self) -> str | None:
@@ -92,8 +101,8 @@ class Run:
         return [step for step, _ in found], [float(value) for _, value in found]
 
 
-def read_run(root: Path, scale: str, name: str) -> Run:
-    """The run in `root/scale/name`.
+def read_run(root: Path, scale: str, name: str, campaign: str | None = None) -> Run:
+    """The run in `root/scale/name`; campaign: if `root` is a folder of results/, its name.
 
     Raises:
         ValueError: if one of its files is not what its name says; names the file.
@@ -105,7 +114,7 @@ def read_run(root: Path, scale: str, name: str) -> Run:
     if failure:  # one that diverged has metrics.json too, of its last finite weights
         state = "failed"
     elif (folder / "metrics.json").exists():
-        state = "finished"
+        state = "unfinished" if manifest.get("cut") else "finished"
     else:
         state = "unfinished" if manifest else "absent"
     suites = sorted((folder / "evaluation").glob("*.json"))
@@ -119,12 +128,32 @@ def read_run(root: Path, scale: str, name: str) -> Run:
         failure,
         _mapping(folder / "mlflow.json"),
         {path.stem: _mapping(path) for path in suites},
+        _mapping(folder / "metrics.json"),
+        campaign,
     )
 
 
-def read_runs(params: Params, root: Path) -> dict[tuple[str, str], Run]:
-    """Every model of params.yaml at every scale, by (scale, model)."""
-    return {(scale, name): read_run(root, scale, name) for scale in params.scales for name in params.models}
+def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[tuple[str, str], Run]:
+    """By (scale, model), every model of params.yaml at every scale; and by (mqar-<scale>, <model>/<cell>),
+    every cell that has a record there.
+
+    What `root` lacks is taken from the folders of `results`, which are laid out like it: the last one by name
+    that has it.
+    """
+    folders = sorted((path for path in results.glob("*") if path.is_dir()), reverse=True) if results else []
+    roots: list[tuple[Path, str | None]] = [(root, None), *((path, path.name) for path in folders)]
+    wanted = [(scale, name) for scale in params.scales for name in params.models]
+    for at, _ in roots:
+        for path in sorted(at.glob("mqar-*/*/*/manifest.json")):
+            *_, scale, model, cell, _ = path.parts
+            wanted.append((scale, f"{model}/{cell}"))
+    found = {(scale, name): read_run(root, scale, name) for scale, name in wanted}
+    for at, campaign in roots[1:]:
+        for (scale, name), run in found.items():
+            if run.state == "absent":
+                other = read_run(at, scale, name, campaign)
+                found[scale, name] = run if other.state == "absent" else other
+    return found
 
 
 def recorded(root: Path) -> list[Run]:

@@ -15,6 +15,7 @@ from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
 from mdn.reports.kernels import Report
 from mdn.reports.runs import Run, active
+from mdn.reports.sheets import Sheet
 from mdn.reports.tables import Grid, number
 
 HERE = Path(__file__).parent
@@ -72,10 +73,12 @@ def render(
     runs: dict[tuple[str, str], Run],
     grids: list[Grid],
     drawings: list[Drawing],
+    recall: list[Sheet],
     scales: Grid | None = None,
     kernels: Report | None = None,
 ) -> str:
-    """The page. scales: the table across scales; kernels: what stage `bench@kernels` found, if it has run."""
+    """The page. recall: the tables of associative recall; scales: the table across scales; kernels: what
+    stage `bench@kernels` found, if it has run."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -94,7 +97,7 @@ def render(
                 departures(params, runs, scale),
             )
         )
-    shown = {section.scale for section in sections}
+    shown = {section.scale for section in sections} | {"mqar"}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -107,6 +110,8 @@ def render(
         params=params,
         rules=rules,
         sections=sections,
+        recall=recall,
+        recall_drawings=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale == "mqar"],
         scales=scales,
         others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],
         style=Markup((HERE / "site.css").read_text()),
@@ -150,7 +155,7 @@ def training(params: Params, run: Run) -> Training:
         quantity(round(speed)) if isinstance(speed, int | float) else "",
         quantity(run.manifest["parameters"]) if "parameters" in run.manifest else "",
         run.kernel or "",
-        run.manifest.get("gpu") or run.manifest.get("cpu") or ("CPU" if run.manifest else ""),
+        run.hardware,
         run.commit or "",
         run.manifest.get("fingerprint", ""),
     )
@@ -163,6 +168,7 @@ def record(run: Run) -> dict[str, Any]:
     server = uri.rstrip("/") if uri and uri.startswith("http") else MLFLOW_UI
     inside = f"#/experiments/{experiment}/runs/{run.mlflow.get('run_id')}?workflowType=machine_learning"
     return {
+        "Imported from": f"results/{run.campaign}" if run.campaign else None,
         "Started": run.manifest.get("started"),
         "Code digest": run.manifest.get("code"),
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,

@@ -204,22 +204,27 @@ def markdown(grid: Grid) -> str:
     for position, column in enumerate(grid.table.columns):
         n = grid.common_n(position)
         heads.append(f"{column.title} {column.arrow}" + (f" (n = {n})" if n else ""))
-    lines = [f"# {grid.title}", "", _md_line(["", *heads]), _md_line(["---"] + ["---:"] * len(heads))]
+    lines = [
+        f"# {grid.title}",
+        "",
+        markdown_line(["", *heads]),
+        markdown_line(["---"] + ["---:"] * len(heads)),
+    ]
     for title, cells in grid.rows:
         ours = []
         for position, cell in enumerate(cells):
             value = f"**{cell.value}**" if cell.best else cell.value
             items = f"({cell.n})" if cell.n and not grid.common_n(position) else ""
             ours.append(" ".join(part for part in (value, cell.stderr, items) if part))
-        lines.append(_md_line([title, *ours]))
+        lines.append(markdown_line([title, *ours]))
         if any(cell.published for cell in cells):
-            lines.append(_md_line([f"{title}, paper", *(cell.published for cell in cells)]))
+            lines.append(markdown_line([f"{title}, paper", *(cell.published for cell in cells)]))
         if any(cell.gap for cell in cells):
-            lines.append(_md_line([f"{title}, gap", *(cell.gap for cell in cells)]))
+            lines.append(markdown_line([f"{title}, gap", *(cell.gap for cell in cells)]))
     return "\n".join([*lines, "", grid.legend(), "", *(f"- {note}" for note in grid.notes()), ""])
 
 
-def _md_line(cells: list[str]) -> str:
+def markdown_line(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
 
 
@@ -241,25 +246,25 @@ def latex(grid: Grid) -> str:
         "\\resizebox{\\linewidth}{!}{%" if wide else "{%",
         f"\\begin{{tabular}}{{@{{}}l*{{{len(columns)}}}{{r}}@{{}}}}",
         "\\toprule",
-        _tex_line(["", *heads]),
+        tex_line(["", *heads]),
         "\\midrule",
     ]
     for title, cells in grid.rows:
         values = [f"\\textbf{{{tex(cell.value)}}}" if cell.best else tex(cell.value) for cell in cells]
-        lines.append(_tex_line([tex(title), *values]))
+        lines.append(tex_line([tex(title), *values]))
         if any(cell.stderr for cell in cells):
-            lines.append(_tex_line(["", *(tex(cell.stderr) for cell in cells)]))
+            lines.append(tex_line(["", *(tex(cell.stderr) for cell in cells)]))
         counts = ["" if grid.common_n(i) else cell.n.replace("n = ", "") for i, cell in enumerate(cells)]
         if any(counts):
-            lines.append(_tex_line(["\\quad $n$", *counts]))
+            lines.append(tex_line(["\\quad $n$", *counts]))
         said = {cell.row["published_text"] for cell in cells} - {None}
         if said:
             text = f"\\multicolumn{{{len(columns)}}}{{c}}{{{tex('; '.join(sorted(said)))}}}"
-            lines.append(_tex_line(["\\quad paper", text]))
+            lines.append(tex_line(["\\quad paper", text]))
         elif any(cell.published for cell in cells):
-            lines.append(_tex_line(["\\quad paper", *(tex(cell.published) for cell in cells)]))
+            lines.append(tex_line(["\\quad paper", *(tex(cell.published) for cell in cells)]))
         if any(cell.gap for cell in cells):
-            lines.append(_tex_line(["\\quad gap", *(tex(cell.gap) for cell in cells)]))
+            lines.append(tex_line(["\\quad gap", *(tex(cell.gap) for cell in cells)]))
     lines += ["\\bottomrule", "\\end{tabular}}"]
     if grid.notes():
         notes = " \\\\\n".join(tex(note) for note in grid.notes())
@@ -267,7 +272,7 @@ def latex(grid: Grid) -> str:
     return "\n".join([*lines, "\\end{table}", ""])
 
 
-def _tex_line(cells: list[str]) -> str:
+def tex_line(cells: list[str]) -> str:
     return " & ".join(cells) + " \\\\"
 
 

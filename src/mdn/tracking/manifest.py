@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -21,7 +22,15 @@ PACKAGES = (
     "polars",
 )
 # These mirror, read, steer or describe results and do not compute them.
-APART = ("mdn.tracking", "mdn.reports", "mdn.cli", "mdn.config", "mdn.rules")
+APART = (
+    "mdn.tracking",
+    "mdn.reports",
+    "mdn.cli",
+    "mdn.config",
+    "mdn.rules",
+    "mdn.mqar.runner",
+    "mdn.mqar.summary",
+)
 
 
 def code_digest() -> str:
@@ -58,11 +67,12 @@ def file_digest(path: Path) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and hardware, for a manifest."""
+    """Versions, commit and hardware, for a manifest. Where files were copied without their history, the
+    variable MDN_COMMIT names the commit."""
     import torch
 
     return {
-        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "commit": os.environ.get("MDN_COMMIT") or _git("rev-parse", "--short=12", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "python": platform.python_version(),
         "host": platform.node(),

@@ -81,9 +81,10 @@ def sync(
 
 def sync_all(runs: Path, uri: str) -> dict[Path, str | None]:
     """`sync` of every run folder, archived ones too: folder -> run id, None where it failed."""
-    sent = {path.parent: sync(Record(path.parent), uri) for path in sorted(runs.glob("*/*/manifest.json"))}
-    for path in sorted((runs / ARCHIVE).glob("*/*/*/manifest.json")):
-        sent[path.parent] = sync(Record(path.parent), uri, status="KILLED")
+    sent = {}
+    for path in sorted(runs.rglob("manifest.json")):
+        archived = ARCHIVE in path.relative_to(runs).parts
+        sent[path.parent] = sync(Record(path.parent), uri, status="KILLED" if archived else None)
     return sent
 
 
@@ -328,7 +329,8 @@ def _send(record: Record, uri: str, status: str | None, experiment: str | None) 
     write_json(saved, state)
 
     failed = folder / "failed.json"
-    wanted = "FINISHED" if record.finished else status or state["status"]
+    cut = "KILLED" if record.manifest.get("cut") else None  # by a time limit
+    wanted = "FINISHED" if record.finished else status or cut or state["status"]
     if failed.exists():
         wanted = "FAILED"
     if wanted != state["status"]:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mdn.config import RunConfig
 
@@ -55,6 +55,16 @@ def flat(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
     return found
 
 
+class Experiment(Protocol):
+    """What a record needs to know of a configuration: where it belongs and which experiment it is."""
+
+    @property
+    def scale(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    def fingerprint(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Record:
     """Reader and writer of one run folder."""
@@ -83,7 +93,12 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / "metrics.json").exists() and self.weights.exists()
+        """Figures and weights are there. A manifest may say that weights are not kept (`"weights": null`), or
+        that a time limit cut the training short (`cut`): its figures then are those of a part of it."""
+        if not (self.folder / "metrics.json").exists():
+            return False
+        manifest = self.manifest
+        return (self.weights.exists() or manifest.get("weights", "") is None) and not manifest.get("cut")
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
         """Adds a line to log.jsonl. A value that is not finite is written as its name, never as a number."""
@@ -130,7 +145,7 @@ def identity(folder: Path) -> str | None:
     return "-".join(manifest[key] for key in ("fingerprint", "data", "code"))
 
 
-def open_record(root: Path, config: RunConfig, *, data: str, code: str) -> tuple[Record, str]:
+def open_record(root: Path, config: Experiment, *, data: str, code: str) -> tuple[Record, str]:
     """The record of a training and what is left to do: "finished", "resume" or "new".
 
     data and code are digests of the token set and of the source that computes. A finished run is adopted
