@@ -8,7 +8,6 @@ from pathlib import Path
 from mdn.config import SUITES, ConfigError, load
 from mdn.tracking.record import Record, read_json
 
-
 # The mixers' gates are at most 1 by construction; looking at them would wait for the device in every layer.
 os.environ.setdefault("MDN_CHECK_GATES", "0")
 

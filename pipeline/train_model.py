@@ -13,7 +13,6 @@ from mdn.config import ConfigError, RunConfig, load
 from mdn.tracking.record import Record
 from mdn.training import launch
 
-
 # The mixers' gates are at most 1 by construction; looking at them would wait for the device in every layer.
 os.environ.setdefault("MDN_CHECK_GATES", "0")
 
