@@ -3,14 +3,28 @@
 B batch · T tokens · N sequences
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
+
+
+def remembered(build: Callable) -> Callable:
+    """`cache` for what holds tensors: those made while a CUDA graph is captured have no values until it runs,
+    so they are not kept."""
+    kept = cache(build)
+
+    @wraps(build)
+    def call(*arguments: object) -> object:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        return (build if capturing else kept)(*arguments)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -40,7 +54,7 @@ class Chunks:
         return cls(torch.searchsorted(first[1:], chunk, right=True).int(), first, starts, sequences)
 
     @classmethod
-    @cache
+    @remembered
     def _of_batch(cls, B: int, T: int, device: torch.device) -> "Chunks":
         each, sequence = -(-T // CHUNK), torch.arange(B + 1, device=device, dtype=torch.int32)
         owner = torch.arange(B * each, device=device, dtype=torch.int32) // each

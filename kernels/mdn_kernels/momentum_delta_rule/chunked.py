@@ -10,7 +10,7 @@ B batch · T tokens · H heads · K key channels · V value channels · N sequen
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mdn_kernels.common.chunk_tables import remembered
 from mdn_kernels.common.normalize import l2norm
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 
@@ -80,7 +81,7 @@ class Layout(NamedTuple):
         return cls(whole, (whole,), span)
 
     @classmethod
-    @cache
+    @remembered
     def _of_batch(cls, B: int, T: int, span: int, device: torch.device) -> "Layout":
         each, sequence = triton.cdiv(T, CHUNK), torch.arange(B, device=device, dtype=torch.int32)
 
