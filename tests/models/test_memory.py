@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mdn.config import Machine
-from mdn.models import LanguageModel
+from mdn.models import LanguageModel, memory
 from mdn.models.memory import fitting, kept_bytes, saved_bytes, training_bytes, workspace_bytes
 
 OPERATORS = {
@@ -65,14 +65,23 @@ def test_a_block_keeps_what_autograd_keeps(params, monkeypatch, name):
     assert kept_bytes(run, mixer) - saved_bytes(run, mixer) == pytest.approx(measured, rel=0.07)
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("mdn", "v3_triton"), ("gdn", "fla.gated_delta_rule")])
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [("mdn", "v4_hopper"), ("gdn", "triton.gated_delta_rule"), ("gdn", "fla.gated_delta_rule")],
+)
 def test_an_operator_takes_what_an_h200_measured(params, root, name, kernel):
     rows = csv.DictReader((root / "benchmarks" / "results" / "h200.csv").open())
     row = next(r for r in rows if (r["name"], r["heads"], r["B"], r["T"]) == (kernel, "1.3B", "4", "4096"))
     run, tokens = params.run("1b3", name), 4 * 4096
     assert saved_bytes(run, name) * tokens / 2**20 == pytest.approx(float(row["saved_mib"]), rel=0.15)
-    peak = (saved_bytes(run, name) + workspace_bytes(run, name)) * tokens / 2**20
-    assert peak == pytest.approx(float(row["peak_mib"]), rel=0.1)
+    peak = (saved_bytes(run, name) * tokens + workspace_bytes(run, name, 4)) / 2**20
+    assert peak == pytest.approx(float(row["peak_mib"]), rel=0.2)
+    assert peak >= 0.95 * float(row["peak_mib"])  # rather too much
+
+
+def test_spans_are_those_of_the_operator():
+    chunked = pytest.importorskip("mdn_kernels.momentum_delta_rule.chunked")
+    assert (memory.SPAN_ELEMENTS, memory.SPAN_TOKENS) == (chunked.SPAN_ELEMENTS, chunked.SPAN_TOKENS)
 
 
 def test_parts_are_float32_weights_gradients_and_two_moments(params):

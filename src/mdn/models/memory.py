@@ -19,6 +19,8 @@ from mdn.pattern import expand
 CONTEXT = 3 * 2**29  # CUDA's and NCCL's own
 SLACK = 1.05  # what the allocator loses to fragments
 CHUNK = 64  # tokens between two states that an operator keeps in its backward pass
+# The momentum rule's backward goes through its tokens in spans (mdn_kernels.momentum_delta_rule.chunked):
+SPAN_ELEMENTS, SPAN_TOKENS = 8192 * 6 * 256 * 512, 1024
 PROJECTIONS = {"kda": 4, "mamba2": 1}  # each keeps its input in bfloat16; the others: qkv and gate
 
 
@@ -44,7 +46,7 @@ def training_bytes(run: RunConfig, machine: Machine) -> dict[str, int]:
         "optimizer": 8 * P // share,
         "copies": 2 * copied,
         "activations": activations,
-        "operator": max(workspace_bytes(run, name) * N for name in mixers),
+        "operator": max(workspace_bytes(run, name, machine.micro_batch) for name in mixers),
         # logits, their exponentials and bfloat16 gradient; gradients of head and hidden states
         "loss": 5 * CHUNK_BYTES["cuda"] // 2 + GPT2_VOCABULARY * D * 4 + 6 * D * N,
     }
@@ -88,16 +90,23 @@ def kept_bytes(run: RunConfig, name: str) -> int:
 
 
 def saved_bytes(run: RunConfig, name: str) -> int:
-    """Bytes a token that an operator keeps beside its inputs: normalised q and k, residuals, in bfloat16."""
-    return 0 if name == "attention" else 2 * _channels(run, name)
+    """Bytes a token that an operator keeps beside its inputs: normalised q and k, residuals, two squares of
+    each chunk, in bfloat16."""
+    return 0 if name == "attention" else 2 * _channels(run, name) + 4 * CHUNK * run.shape.heads
 
 
-def workspace_bytes(run: RunConfig, name: str) -> int:
-    """Bytes a token that an operator takes while it runs: float32 states a chunk, gradients of inputs."""
+def workspace_bytes(run: RunConfig, name: str, sequences: int) -> int:
+    """Bytes that an operator takes while it runs on so many sequences: states of each chunk and their
+    gradients, gradients of inputs."""
+    tokens = sequences * run.training.context
     if name == "attention":
-        return 8 * run.d_model
-    states = len(mixer_class(name).rule.matrices) * run.shape.heads * run.shape.head_k * run.shape.head_v
-    return 4 * states // CHUNK + 5 * _channels(run, name)
+        return 8 * run.d_model * tokens
+    matrix = run.shape.heads * run.shape.head_k * run.shape.head_v
+    at_once = tokens
+    if name == "mdn":
+        at_once = min(tokens, max(sequences * SPAN_TOKENS, SPAN_ELEMENTS // matrix))
+    states = 4 * len(mixer_class(name).rule.matrices) * matrix // CHUNK
+    return states * at_once + 5 * _channels(run, name) * tokens
 
 
 def _channels(run: RunConfig, name: str) -> int:
