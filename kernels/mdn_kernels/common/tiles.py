@@ -8,7 +8,9 @@ loaded as zeros, which is neutral: log gates of 0, no key, no step.
 import triton
 import triton.language as tl
 
-C = tl.constexpr(64)
+from mdn_kernels.common.chunk_tables import CHUNK
+
+C = tl.constexpr(CHUNK)
 BLOCK = tl.constexpr(16)  # of the triangular inverse
 
 

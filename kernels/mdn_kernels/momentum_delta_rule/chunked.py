@@ -20,11 +20,10 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mdn_kernels.common.chunk_tables import remembered
+from mdn_kernels.common.chunk_tables import CHUNK, remembered
 from mdn_kernels.common.normalize import l2norm
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 
-CHUNK = kernels.C.value
 # The backward goes through long sequences in spans of at most SPAN_ELEMENTS (tokens × heads × K × V, of all
 # sequences), so that chunk states exist for one span at a time; but in no less than SPAN_TOKENS of each
 # sequence, because the states between spans are kept from the forward.

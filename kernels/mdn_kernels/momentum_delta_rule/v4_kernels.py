@@ -23,11 +23,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from mdn_kernels.common.chunk_tables import CHUNK
+
 # Triton 3.9 has other names for them.
 copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 
-C = gl.constexpr(64)
+C = gl.constexpr(CHUNK)
 A, B, B_READ, TO_S, TO_M, U = (gl.constexpr(i) for i in range(6))  # rows of the coefficients
 
 
