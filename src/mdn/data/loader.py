@@ -1,13 +1,17 @@
 """The training batches of one rank, read from memory maps as they are asked for."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from mdn.config import Machine, RunConfig
 from mdn.data import gpt2
 from mdn.data.order import Order, window_count
-from mdn.data.shards import TokenSplit
+from mdn.data.shards import TokenSplit, open_split
 
 
 def packed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -75,3 +79,40 @@ class TrainingWindows(Dataset[dict[str, Tensor]]):
         rows = np.stack([self.split.tokens(start, start + self.context + 1) for start in starts.tolist()])
         tokens = torch.from_numpy(rows.astype(np.int64))
         return {"ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+
+
+class MicroBatches(IterableDataset):
+    """The batches of optimizer steps, `micro` sequences at a time.
+
+    Without a length on purpose: Lightning compares a length with the batches that it counted before a
+    resume, and would end the training early.
+    """
+
+    def __init__(self, steps: TrainingWindows, micro: int, packing: bool) -> None:
+        self.steps, self.micro, self.packing = steps, micro, packing
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for step in range(len(self.steps)):
+            batch = self.steps[step]
+            for start in range(0, len(batch["ids"]), self.micro):
+                rows = {name: rows[start : start + self.micro] for name, rows in batch.items()}
+                yield packed(rows) if self.packing else rows
+
+
+def training_batches(
+    run: RunConfig, machine: Machine, folder: Path, first_step: int = 0, rank: int = 0, world_size: int = 1
+) -> DataLoader:
+    """One rank's micro-batches of a training from optimizer step `first_step` on, from the token set in
+    `folder`; in pinned memory where there is a GPU."""
+    budget, split = run.training, open_split(folder, "train")
+    steps = TrainingWindows(
+        split,
+        budget.context,
+        Order(window_count(len(split), budget.context), budget.batch, run.seed),
+        first_step=first_step,
+        last_step=budget.steps,
+        rank=rank,
+        world_size=world_size,
+    )
+    batches = MicroBatches(steps, machine.micro_batch, budget.packing)
+    return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
