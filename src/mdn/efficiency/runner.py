@@ -7,6 +7,7 @@ rest. At the deadline the process is stopped; the next call measures what is mis
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from mdn.efficiency import cells
 from mdn.efficiency.cells import Plan
 from mdn.efficiency.records import fail, forgive, measured
+from mdn.efficiency.warm import compile_all
 from mdn.tracking.record import Record
 
 POLL_SECONDS = 0.2
@@ -42,9 +44,7 @@ def run(plan: Plan, *, runs: Path, deadline_s: float | None = None, warm: bool =
     for wanted in plan.runs:
         forgive(Record(runs / wanted.scale / wanted.name))
     try:
-        if warm:
-            from mdn.efficiency.warm import compile_all
-
+        if warm and shutil.which("nvidia-smi"):
             compile_all(file, started + WARMING * (deadline - started))
         while True:
             at.unlink(missing_ok=True)

@@ -64,7 +64,8 @@ def compile_share(plan: Plan, n: int, count: int) -> None:
             for _ in MEASUREMENTS[part.kind](small, device, VOCABULARY).samples(*part.shapes[0], 1):
                 pass
         except Exception as error:  # it is met, and recorded, where it is measured
-            print(f"warm: {run.name}, {part.kind}: {type(error).__name__}: {error}"[:200], flush=True)
+            if n == 0:
+                print(f"warm: {run.name}, {part.kind}: {type(error).__name__}: {error}"[:200], flush=True)
 
 
 def share_candidates(share: float) -> None:

@@ -5,17 +5,19 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from mdn.config import RunConfig
+from mdn.config import Machine, RunConfig
 from mdn.efficiency.cells import Part, Plan
 from mdn.efficiency.measure import MEASUREMENTS
 from mdn.efficiency.records import add, begin, fail, finish, measured, summarize, update
 from mdn.mixers import mixer_class
 from mdn.models.cost import flops_per_token, parameters, peak_flops
+from mdn.models.memory import training_bytes
 from mdn.pattern import parse
 from mdn.tracking.manifest import environment, source_digest
 from mdn.tracking.record import Record
@@ -87,6 +89,8 @@ def take(turn: Turn, shapes: list[tuple[int, int]], record: Record, device: torc
             hand = [turn.part.cell(shape)]
             add(record, hand[0], turn.round, list(measurement.samples(*shape, turn.part.samples)))
             figures = summarize(record, hand[0], flops[shape[1]], peak_flops(device))
+            if turn.part.kind == "train":
+                figures[f"{hand[0]}/estimated_gib"] = _estimated_gib(turn.run, *shape)
             update(record, figures)
             print(f"{turn.run.name:18}{hand[0]:20}{_told(hand[0], figures)}", flush=True)
         except Exception as error:
@@ -97,6 +101,12 @@ def take(turn: Turn, shapes: list[tuple[int, int]], record: Record, device: torc
                 sys.exit(1)
             if measurement is None:
                 return
+
+
+def _estimated_gib(run: RunConfig, B: int, T: int) -> float:
+    """What `mdn plan` says of such a step's memory."""
+    run = replace(run, training=replace(run.training, context=T))
+    return training_bytes(run, Machine(micro_batch=B))["total"] / 2**30
 
 
 def _about(run: RunConfig, device: torch.device) -> dict:
