@@ -87,7 +87,7 @@ def forgive(record: Record) -> None:
 
 def finish(record: Record, missing: int) -> None:
     """missing: cells that a deadline has left out."""
-    cut = f"the deadline left out {missing} cells" if missing else None
+    cut = f"the deadline left out {missing} of its cells" if missing else None
     write_json(record.folder / "manifest.json", record.manifest | {"finished": now(), "cut": cut})
 
 
