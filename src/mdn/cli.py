@@ -41,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--throughput", type=float, help="tokens/s of a GPU, default: what the runs at this scale measured"
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
+    command.add_argument("--results", type=Path, default=Path("results"), help="default: %(default)s")
     command.set_defaults(run=_plan)
 
     command = commands.add_parser(
@@ -132,9 +133,12 @@ def _plan(options: argparse.Namespace) -> int:
             machine,
             runs,
             available=int(options.memory * 2**30),
-            speed=lambda run: options.throughput or plan.measured(options.runs, run),
+            speed=lambda run: options.throughput or plan.measured(options.runs, run, options.results),
         )
         console.print(needs.table)
+        for run in runs:
+            if step := plan.measured_step(options.runs, run, options.results):
+                print(f"measured: {run.name}, {step}")
         print(*needs.remedies, sep="\n")
         fits &= not needs.remedies
     return 0 if fits else 1

@@ -28,16 +28,17 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
 
 def _drawing(params: Params, measured: list[System], name: str, title: str, note: str) -> Drawing:
     legend = 0.2 + 0.18 * -(-len(measured) // LEGEND_COLUMNS)  # inches
-    height = 2.9 + legend
+    height = 2.8 + legend
     with look():
         figure = Figure(figsize=(8.4, height))
         decoding, throughput, memory = figure.subplots(1, 3)
         figure.subplots_adjust(
-            left=0.065, right=0.985, bottom=(legend + 0.6) / height, top=1 - 0.3 / height, wspace=0.3
+            left=0.065, right=0.965, bottom=(legend + 0.5) / height, top=1 - 0.3 / height, wspace=0.3
         )
         _lines(params, decoding, measured, "decode", "seconds", 1e3)
         _lines(params, throughput, measured, "train", "tokens_per_second", 1e-3)
         _lines(params, memory, measured, "train", "peak_gib", 1)
+        decoding.set_ylim(bottom=0)
         decoding.set(title="Time of a decoded token (ms)", xlabel="context (tokens)")
         throughput.set(title="Training (thousand tokens/s)", xlabel="tokens × sequences")
         memory.set(title="Peak memory of training (GiB)", xlabel="tokens × sequences")
@@ -74,6 +75,6 @@ def _lines(params: Params, panel: Axes, measured: list[System], kind: str, name:
             )
     one = kind == "decode"
     panel.set_xticks(range(len(shapes)), [short(T) if one else f"{short(T)} × {B}" for B, T in shapes])
-    panel.set_ylim(bottom=0)
+    panel.margins(y=0.15)
     if not panel.lines:
         panel.text(0.5, 0.5, "not measured here", transform=panel.transAxes, ha="center", alpha=0.6)
