@@ -68,8 +68,8 @@ def plan(
     parts = [
         Part("train", names, shapes[:1], 1 if tiny else 2, samples),
         Part("decode", [run.name for run in runs if run.kernel == "auto"], contexts, 1, samples),
-        Part("train", names, shapes[1:], 1, samples),
-        Part("loader", [name for name in names if name == "mdn"], shapes[:1], 1, 2 * samples),
+        Part("loader", [name for name in names if name == "mdn"], shapes[:1], 1, samples),
+        Part("train", names, shapes[1:], 1, 2 if tiny else 3),
         Part("prefill", [name for name in names if name == "mdn"], contexts[2::2], 1, samples),
         Part("compiled", some, shapes[:1], 1, samples),
     ]

@@ -7,7 +7,6 @@ rest. At the deadline the process is stopped; the next call measures what is mis
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from mdn.efficiency import cells
 from mdn.efficiency.cells import Plan
 from mdn.efficiency.records import fail, forgive, measured
-from mdn.efficiency.warm import compile_all
+from mdn.efficiency.warm import LATER, compile_all
 from mdn.tracking.record import Record
 
 POLL_SECONDS = 0.2
@@ -44,7 +43,7 @@ def run(plan: Plan, *, runs: Path, deadline_s: float | None = None, warm: bool =
     for wanted in plan.runs:
         forgive(Record(runs / wanted.scale / wanted.name))
     try:
-        if warm and shutil.which("nvidia-smi"):
+        if warm and any(part.kind not in LATER for part in plan.parts):
             compile_all(file, started + WARMING * (deadline - started))
         while True:
             at.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ Each goes through all models, from another one on, and through the candidates of
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +23,10 @@ TUNING_MS = {"warmup": 5, "rep": 30}
 
 
 def compile_all(plan: Path, deadline: float) -> None:
-    """Starts the processes and waits for them, at most until `deadline`, as time.time() tells it."""
+    """Starts the processes, on a machine with an NVIDIA GPU, and waits for them, at most until `deadline`, as
+    time.time() tells it."""
+    if shutil.which("nvidia-smi") is None:
+        return
     count = os.cpu_count() or 1
     command = [sys.executable, "-m", "mdn.efficiency", "warm", str(plan)]
     environment = (
@@ -52,13 +56,10 @@ def compile_share(plan: Plan, n: int, count: int) -> None:
     share_candidates(n / count)
     device = torch.device("cuda")
     turns = [(part, run) for run in plan.runs for part in plan.parts if run.name in part.models]
-    mine = [
-        x
-        for i, x in enumerate(turns)
-        if x[0].kind not in LATER and (x[0].kind != "compiled" or i % count == n)
-    ]
-    at = len(mine) * n // count
-    for part, run in mine[at:] + mine[:at]:
+    alone = [turn for i, turn in enumerate(turns) if turn[0].kind == "compiled" and i % count == n]
+    shared = [turn for turn in turns if turn[0].kind not in (*LATER, "compiled")]
+    at = len(shared) * n // count
+    for part, run in alone + shared[at:] + shared[:at]:
         small = replace(run, shape=replace(run.shape, layers=len(parse(run.pattern))))
         try:
             for _ in MEASUREMENTS[part.kind](small, device, VOCABULARY).samples(*part.shapes[0], 1):
