@@ -13,7 +13,7 @@ import torch
 from tests.mqar.test_runner import ABSENT
 
 from mdn.config import ConfigError, Params
-from mdn.efficiency import cells
+from mdn.efficiency import cells, measure, warm
 from mdn.efficiency.cells import MODELS, Part, Plan, from_json, plan, to_json
 from mdn.efficiency.measure import Compiled, Loader, Prefill
 from mdn.efficiency.records import add, begin, summarize
@@ -199,6 +199,29 @@ def test_a_long_prompt_is_read_in_parts_that_change_nothing(
     for one_state, other in zip(states, expected, strict=True):
         for key in other:
             torch.testing.assert_close(one_state[key], other[key], rtol=1e-4, atol=1e-5)
+
+
+def test_a_process_that_compiles_meets_every_model_and_kind_but_what_comes_later(
+    params: Params, monkeypatch: pytest.MonkeyPatch
+):
+    met = []
+
+    class Fake:
+        def __init__(self, run, device, vocabulary):
+            self.run = run
+
+        def samples(self, B, T, count):
+            met.append((self.run.name, self.run.shape.layers, B, T))
+            return iter(())
+
+    monkeypatch.setattr(warm, "share_candidates", lambda share: None)
+    monkeypatch.setattr(measure, "MEASUREMENTS", dict.fromkeys(cells.KINDS, Fake))
+    planned = plan(params, "small", ["mdn", "gdn-h-3to1"])
+    warm.compile_share(planned, 5, 8, "cpu")
+    sizes = {(4, 4096), (8, 2048), (1, 1024)}
+    of_mdn, of_hybrid = ({x for x in met if x[0] == name} for name in ("mdn", "gdn-h-3to1"))
+    assert of_mdn == {("mdn", 1, B, T) for B, T in sizes}
+    assert of_hybrid == {("gdn-h-3to1", 4, B, T) for B, T in sizes}  # a whole pattern
 
 
 @pytest.mark.slow

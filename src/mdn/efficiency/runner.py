@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mdn.efficiency import cells
 from mdn.efficiency.cells import Plan
-from mdn.efficiency.records import fail, forgive, measured
+from mdn.efficiency.records import fail, finish, forgive, measured
 from mdn.efficiency.warm import LATER, compile_all
 from mdn.tracking.record import Record
 
@@ -59,7 +59,7 @@ def run(plan: Plan, *, runs: Path, deadline_s: float | None = None, warm: bool =
     finally:
         file.unlink()
         at.unlink(missing_ok=True)
-    return outcomes(plan, runs)
+    return _close(plan, runs)
 
 
 def _watch(process: subprocess.Popen, at: Path, deadline: float) -> str | None:
@@ -77,14 +77,19 @@ def _watch(process: subprocess.Popen, at: Path, deadline: float) -> str | None:
     return f"its process ended with status {process.returncode}" if process.returncode else None
 
 
-def outcomes(plan: Plan, runs: Path) -> Counter[str]:
+def _close(plan: Plan, runs: Path) -> Counter[str]:
+    """Counts the cells by outcome, and writes into each record whether it is complete."""
     found: Counter[str] = Counter()
-    for part in plan.parts:
-        for name in part.models:
-            record = Record(runs / plan.runs[0].scale / name)
-            exists = (record.folder / "manifest.json").exists()
-            failures = record.manifest["failures"] if exists else {}
-            for cell in map(part.cell, part.shapes):
+    for run in plan.runs:
+        record = Record(runs / run.scale / run.name)
+        exists = (record.folder / "manifest.json").exists()
+        failures = record.manifest["failures"] if exists else {}
+        own: Counter[str] = Counter()
+        for part in plan.parts:
+            for cell in map(part.cell, part.shapes if run.name in part.models else []):
                 done = all(measured(record, cell, n) for n in range(part.rounds))
-                found["measured" if done else "failed" if cell in failures else "waiting"] += 1
+                own["measured" if done else "failed" if cell in failures else "waiting"] += 1
+        if exists:
+            finish(record, own["waiting"])
+        found += own
     return found

@@ -46,7 +46,7 @@ def compile_all(plan: Path, deadline: float) -> None:
             process.wait()
 
 
-def compile_share(plan: Plan, n: int, count: int) -> None:
+def compile_share(plan: Plan, n: int, count: int, kind: str = "cuda") -> None:
     """What process n of `count` does: of each model its smallest stack, untimed. Tuned kernels do not ask
     for the length, so one shape of a part is enough; what torch.compile makes is made by one process."""
     import torch
@@ -54,7 +54,7 @@ def compile_share(plan: Plan, n: int, count: int) -> None:
     from mdn.efficiency.measure import MEASUREMENTS
 
     share_candidates(n / count)
-    device = torch.device("cuda")
+    device = torch.device(kind)
     turns = [(part, run) for run in plan.runs for part in plan.parts if run.name in part.models]
     alone = [turn for i, turn in enumerate(turns) if turn[0].kind == "compiled" and i % count == n]
     shared = [turn for turn in turns if turn[0].kind not in (*LATER, "compiled")]

@@ -14,7 +14,7 @@ import torch
 from mdn.config import Machine, RunConfig
 from mdn.efficiency.cells import Part, Plan
 from mdn.efficiency.measure import MEASUREMENTS
-from mdn.efficiency.records import add, begin, fail, finish, measured, summarize, update
+from mdn.efficiency.records import add, begin, fail, measured, summarize, update
 from mdn.mixers import mixer_class
 from mdn.models.cost import flops_per_token, parameters, peak_flops
 from mdn.models.memory import training_bytes
@@ -63,17 +63,6 @@ def work(plan: Plan, *, runs: Path, at: Path, deadline: float) -> None:
             gc.collect()  # of the turn before
             take(turn, missing, record, device, at)
     at.unlink(missing_ok=True)
-    for run in plan.runs:
-        record = records[run.name]
-        left_out = [
-            cell
-            for part in plan.parts
-            if run.name in part.models
-            for cell in map(part.cell, part.shapes)
-            if cell not in record.manifest["failures"]
-            and not all(measured(record, cell, n) for n in range(part.rounds))
-        ]
-        finish(record, len(left_out))
 
 
 def take(turn: Turn, shapes: list[tuple[int, int]], record: Record, device: torch.device, at: Path) -> None:

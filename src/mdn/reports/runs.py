@@ -158,9 +158,9 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
 
 
 def recorded(root: Path) -> list[Run]:
-    """Every run folder under `root`, those in the archive last."""
+    """Every training under `root`, those in the archive last."""
     found = [*sorted(root.glob("*/*/manifest.json")), *sorted((root / ARCHIVE).glob("*/*/*/manifest.json"))]
-    places = [path.parent for path in found]
+    places = [path.parent for path in found if "/efficiency-" not in path.as_posix()]
     return [read_run(place.parent.parent, place.parent.name, place.name) for place in places]
 
 
