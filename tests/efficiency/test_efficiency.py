@@ -16,7 +16,7 @@ from mdn.config import ConfigError, Params
 from mdn.efficiency import cells, measure, warm
 from mdn.efficiency.cells import MODELS, Part, Plan, from_json, plan, to_json
 from mdn.efficiency.measure import Compiled, Loader, Prefill
-from mdn.efficiency.records import add, begin, summarize
+from mdn.efficiency.records import add, begin, fail, summarize
 from mdn.efficiency.runner import run
 from mdn.models.lm import PREFILL
 from mdn.tracking.record import Record
@@ -156,15 +156,23 @@ def test_speed_and_utilisation_follow_from_the_median_of_all_rounds(params: Para
     assert "train/4x8/mfu" not in summarize(made, "train/4x8", 1000, None)
 
 
-def test_other_code_moves_a_record_to_the_archive(params: Params, tmp_path: Path):
+@pytest.mark.parametrize("cut", [None, "not everything is measured yet"])
+def test_other_code_moves_a_record_to_the_archive_finished_or_not(params: Params, tmp_path: Path, cut):
     mdn = plan(params, "smoke", ["mdn"]).runs[0]
     begin(tmp_path, mdn, "c0de", {}).finish({"train/4x8/seconds": 1.0})
     made = begin(tmp_path, mdn, "c0de", {})
     assert made.metrics
-    manifest = made.manifest | {"cut": None}
-    (made.folder / "manifest.json").write_text(json.dumps(manifest))
+    (made.folder / "manifest.json").write_text(json.dumps(made.manifest | {"cut": cut}))
     assert not (begin(tmp_path, mdn, "0ther", {}).folder / "metrics.json").exists()
     assert len(list(tmp_path.glob(".archive/*/*/*"))) == 1
+
+
+def test_the_reason_of_a_failure_outlives_that_of_its_process(params: Params, tmp_path: Path):
+    made = begin(tmp_path, plan(params, "smoke", ["mdn"]).runs[0], "c0de", {})
+    fail(made, ["train/4x8"], "CUDA error: an illegal memory access")
+    fail(made, ["train/4x8", "train/2x16"], "its process ended with status 1")
+    assert made.manifest["failures"]["train/4x8"].startswith("CUDA error")
+    assert made.manifest["failures"]["train/2x16"].endswith("status 1")
 
 
 def one(params: Params, name: str):

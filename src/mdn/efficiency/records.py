@@ -58,13 +58,15 @@ def update(record: Record, figures: Mapping[str, float]) -> None:
 
 
 def begin(runs: Path, run: RunConfig, code: str, about: Mapping[str, Any]) -> Record:
-    """The record of a run; one of other code or another configuration moves to the archive."""
-    record, todo = open_record(runs, run, data="random", code=code)
+    """The record of a run; one of other code or another configuration moves to the archive, finished or not:
+    times of two codes must not mix."""
+    data = f"random-{code}"  # an unfinished record is continued where its data are the same
+    record, todo = open_record(runs, run, data=data, code=code)
     if todo == "new":
         write_json(record.folder / "config.yaml", asdict(run))
         manifest: dict[str, Any] = {
             "fingerprint": run.fingerprint(),
-            "data": "random",
+            "data": data,
             "code": code,
             "weights": None,
         }
@@ -74,9 +76,10 @@ def begin(runs: Path, run: RunConfig, code: str, about: Mapping[str, Any]) -> Re
 
 
 def fail(record: Record, cells: Iterable[str], reason: str) -> None:
+    """The first reason of a cell stays."""
     manifest = record.manifest
-    manifest["failures"] |= dict.fromkeys(cells, reason)
-    write_json(record.folder / "manifest.json", manifest)
+    failures = dict.fromkeys(cells, reason) | manifest["failures"]
+    write_json(record.folder / "manifest.json", manifest | {"failures": failures})
 
 
 def forgive(record: Record) -> None:
