@@ -17,7 +17,7 @@ deadline=$(($(date +%s) + $2))
 evaluating=90 # seconds before the deadline at which no training goes on
 starting=60   # seconds without which none is begun
 export OMP_NUM_THREADS=1 PYTHONPATH="src:kernels:${PYTHONPATH:-}" PYTHONUNBUFFERED=1
-export suites deadline evaluating starting
+export suites deadline evaluating starting MDN_GPU_SHARED_BY=$workers
 mkdir -p "$out" build
 params=build/small-params.yaml
 sed -E 's/^( +uri:).*/\1 null/' params.yaml > "$params"
@@ -32,8 +32,9 @@ train() {
     echo "left for the next call"
     return 1
   fi
-  timeout --kill-after=30 "$seconds" python3 pipeline/train_model.py --scale small --model "$1" --params "$params" ||
-    { echo "training ended with status $?"; return 1; }
+  timeout --preserve-status --kill-after=30 "$seconds" \
+    python3 pipeline/train_model.py --scale small --model "$1" --params "$params" ||
+    { echo "training ended with status $? (75: it has saved its step)"; return 1; }
 }
 
 evaluate() {
