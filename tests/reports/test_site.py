@@ -98,6 +98,7 @@ def test_cells_tell_their_provenance(page: Page, source: str):
 def test_scales_that_are_not_the_papers_carry_the_banner(source: str):
     assert source.count("numbers are not comparable with the paper.") == 1
     assert "Smoke numbers are not comparable with the paper." in source
+    assert "texts (smoke: wiki, c4, speeches, summaries, code)" in source
 
 
 def test_departures_name_tokens_text_limit_and_kernel(page: Page):

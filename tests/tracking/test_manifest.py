@@ -77,8 +77,14 @@ def test_the_environment_is_strict_json_and_names_versions():
     import torch
 
     found = json.loads(json.dumps(manifest.environment(), allow_nan=False))
+    assert "gpu_shared_by" not in found
     assert found["versions"]["torch"] == torch.__version__
     assert {"commit", "dirty", "python", "host", "gpu"} <= found.keys()
+
+
+def test_the_environment_names_how_many_share_the_gpu(monkeypatch):
+    monkeypatch.setenv("MDN_GPU_SHARED_BY", "4")
+    assert manifest.environment()["gpu_shared_by"] == 4
 
 
 def test_the_environment_does_without_git(monkeypatch, tmp_path):

@@ -154,7 +154,13 @@ NEEDLES = {  # RULER's tasks in the order of Fig. 5's panels
     "niah_multivalue": "Multi-value",
 }
 NEEDLES_LENGTH = 8192  # for which the paper prints numbers
-TEXTS = {"wiki": "Wikipedia", "c4": "C4", "speeches": "Speeches", "slimpajama": "SlimPajama"}
+TEXTS = {
+    "wiki": "Wikipedia",
+    "c4": "C4",
+    "speeches": "Speeches",
+    "linux": "Linux documentation",
+    "slimpajama": "SlimPajama",
+}
 
 
 def heldout(params: Params, scale: str) -> tuple[Column, ...]:

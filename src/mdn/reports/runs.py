@@ -63,8 +63,10 @@ class Run:
 
     @property
     def hardware(self) -> str:
-        """What it ran on; with the date, if not here."""
+        """What it ran on, and whether alone; with the date, if not here."""
         name = self.manifest.get("gpu") or self.manifest.get("cpu") or ("CPU" if self.manifest else "")
+        if (shared := self.manifest.get("gpu_shared_by", 1)) > 1:
+            name += f" shared by {shared} trainings"
         return f"{name}, {self.manifest.get('started', 'no date')[:10]}" if self.campaign else name
 
     @property

@@ -82,9 +82,10 @@ def file_digest(path: Path) -> str:
 
 def environment() -> dict[str, Any]:
     """Versions, commit and hardware, for a manifest. Where files were copied without their history, the
-    variable MDN_COMMIT names the commit."""
+    variable MDN_COMMIT names the commit; MDN_GPU_SHARED_BY, how many trainings share the GPU."""
     import torch
 
+    shared = os.environ.get("MDN_GPU_SHARED_BY")
     return {
         "commit": os.environ.get("MDN_COMMIT") or _git("rev-parse", "--short=12", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
@@ -94,6 +95,7 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": _driver() if torch.cuda.is_available() else None,
+        **({"gpu_shared_by": int(shared)} if shared else {}),
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
 
