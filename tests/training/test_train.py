@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from mdn.config import Machine
+from mdn.data import loader
 from mdn.data.gpt2 import EOT
-from mdn.data.loader import TrainingWindows
 from mdn.data.shards import TOKEN
 from mdn.models.cost import flops_per_token
 from mdn.training import callbacks, checkpoint, lit
@@ -155,7 +155,7 @@ def loss_of(line):
 
 def test_a_finished_run_is_adopted(fit, monkeypatch):
     before = fit().weights.stat().st_mtime_ns
-    monkeypatch.setattr(module, "_trainer", None)  # any training would fail
+    monkeypatch.setattr(module, "trainer_for", None)  # any training would fail
     assert fit().weights.stat().st_mtime_ns == before
 
 
@@ -164,7 +164,7 @@ def test_a_changed_configuration_starts_anew_and_going_back_restores(fit, tiny_r
     other = losses(fit(replace(tiny_run, lr=1e-3)))
     assert sorted(other) == sorted(first)
     assert other != first
-    monkeypatch.setattr(module, "_trainer", None)
+    monkeypatch.setattr(module, "trainer_for", None)
     assert losses(fit()) == first
 
 
@@ -213,7 +213,7 @@ def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and
     costs(lit.LitLanguageModel, "training_step", 1)
     costs(lit.LitLanguageModel, "validation_step", 100)
     costs(checkpoint, "save", 300)
-    costs(TrainingWindows, "__getitem__", 0.5 * 4 / micro)
+    costs(loader.Future, "result", 0.5 * 4 / micro)
     monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
     monkeypatch.setattr(callbacks, "peak_flops", lambda device: 1e9)
     record = fit(machine=replace(MACHINE, micro_batch=micro))
@@ -221,6 +221,7 @@ def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and
     # Data is read one batch ahead, and right after a pause the step begins with its batch at hand.
     steady = lines[2]
     assert steady["train/tokens_per_second"] == pytest.approx(64 / (1.5 * 4 / micro))
+    assert steady["train/data_wait"] == pytest.approx(1 / 3)
     flops = 64 * flops_per_token(tiny_run, 16)
     assert steady["train/mfu"] == pytest.approx(flops / (1.5 * 4 / micro) / 1e9)
     assert record.metrics["mfu"] == median(line["train/mfu"] for line in lines[3:])
@@ -258,6 +259,24 @@ def test_packing_without_an_end_of_text_changes_nothing_and_with_one_something(f
 
 def test_activation_checkpointing_changes_nothing(fit):
     assert losses(fit(runs="again", machine=replace(MACHINE, activation_checkpointing=True))) == losses(fit())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_compiled_blocks_train_what_others_do(fit, monkeypatch, again):
+    """The graph that is traced, run as it is: what Inductor makes of it would round otherwise."""
+    asked = []
+
+    def compiled(function, **options):
+        asked.append(function)
+        return original(function, backend="aot_eager", **options)
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compiled)
+    record = fit(runs="compiled", machine=replace(MACHINE, compile=True, activation_checkpointing=again))
+    assert len(asked) == 1
+    assert record.manifest["compile"]
+    assert losses(record) == pytest.approx(losses(fit()), rel=1e-6)
 
 
 def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tiny_run):

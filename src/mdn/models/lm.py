@@ -102,6 +102,13 @@ class LanguageModel(nn.Module):
             assert isinstance(block, Block)
             block.recompute = wanted
 
+    def compile_blocks(self) -> None:
+        """torch.compile for each block by itself: blocks of one kind share what was compiled, and gradients,
+        FSDP's weights and activation checkpointing stay outside, between the blocks."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.compiled = torch.compile(block._forward, dynamic=False)
+
     def mixer(self, layer: int) -> Mixer:
         mixer = self.blocks[layer].get_submodule("mixer")
         assert isinstance(mixer, Mixer)

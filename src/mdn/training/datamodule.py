@@ -1,35 +1,15 @@
 """Batches for Lightning: the global order cut into this rank's micro-batches, from the step at hand on."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import lightning as L
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from mdn.config import Machine, RunConfig
-from mdn.data.loader import TrainingWindows, packed
-from mdn.data.order import Order, window_count
+from mdn.data.loader import MicroBatches, packed, training_batches
+from mdn.data.order import window_count
 from mdn.data.shards import open_split, read_index
-
-
-class MicroBatches(IterableDataset):
-    """The batches of optimizer steps, `micro` sequences at a time.
-
-    Without a length on purpose: Lightning compares a length with the batches that it counted before a
-    resume, and would end the training early.
-    """
-
-    def __init__(self, steps: TrainingWindows, micro: int, packing: bool) -> None:
-        self.steps, self.micro, self.packing = steps, micro, packing
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for step in range(len(self.steps)):
-            batch = self.steps[step]
-            for start in range(0, len(batch["ids"]), self.micro):
-                rows = {name: rows[start : start + self.micro] for name, rows in batch.items()}
-                yield packed(rows) if self.packing else rows
 
 
 class TokenData(L.LightningDataModule):
@@ -39,21 +19,20 @@ class TokenData(L.LightningDataModule):
     def __init__(self, run: RunConfig, machine: Machine, tokens: Path) -> None:
         super().__init__()
         self.run, self.machine, self.folder = run, machine, tokens / run.data
+        self._batches: MicroBatches | None = None
 
-    def train_dataloader(self) -> DataLoader:
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has waited for a batch so far."""
+        return self._batches.waited if self._batches else 0.0
+
+    def train_dataloader(self) -> MicroBatches:
         assert self.trainer is not None
-        budget, split = self.run.training, open_split(self.folder, "train")
-        steps = TrainingWindows(
-            split,
-            budget.context,
-            Order(window_count(len(split), budget.context), budget.batch, self.run.seed),
-            first_step=self.trainer.global_step,
-            last_step=budget.steps,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
+        at = self.trainer
+        self._batches = training_batches(
+            self.run, self.machine, self.folder, at.global_step, at.global_rank, at.world_size
         )
-        batches = MicroBatches(steps, self.machine.micro_batch, budget.packing)
-        return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
+        return self._batches
 
     def val_dataloader(self) -> DataLoader:
         """The first windows of every held-out split, `validation_tokens` in all; the same on every rank."""
