@@ -4,10 +4,11 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdn.config import ConfigError, load
+from mdn.config import ConfigError, Machine, RunConfig, load
 
 if TYPE_CHECKING:
     from mdn.reports.figures.style import Drawing
@@ -132,12 +133,20 @@ def _plan(options: argparse.Namespace) -> int:
             machine,
             runs,
             available=int(options.memory * 2**30),
-            speed=lambda run: options.throughput or plan.measured(options.runs, run),
+            speed=partial(_speed, options, machine),
         )
         console.print(needs.table)
         print(*needs.remedies, sep="\n")
         fits &= not needs.remedies
     return 0 if fits else 1
+
+
+def _speed(options: argparse.Namespace, machine: Machine, run: RunConfig) -> float | None:
+    """Tokens/s of a GPU, if told or measured."""
+    from mdn import plan
+
+    roots = [options.runs, *sorted(Path("results").glob("*"), reverse=True)]
+    return options.throughput or plan.measured(options.runs, run) or plan.scaled(roots, run, machine)
 
 
 def _submit(options: argparse.Namespace) -> int:

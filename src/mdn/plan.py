@@ -1,6 +1,6 @@
 """Tables of `mdn plan`: what the models of a scale cost before anything is spent."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from rich.table import Table
 from mdn.config import Machine, Params, RunConfig, Scale, check_machine
 from mdn.models.cost import flops_per_token, parameters, state_bytes
 from mdn.models.memory import fitting, training_bytes
-from mdn.tracking.record import Record
+from mdn.tracking.record import Record, read_json
 
 GIB = 2**30
 CHECKPOINT = 12  # bytes a parameter: float32 weights and AdamW's two moments
@@ -84,7 +84,7 @@ def needs(
     )
     table.caption = (
         f"estimates in GiB; tokens on disk: {budget.tokens * 2 / GIB:,.3g} GiB;\n"
-        "GPU-hours by --throughput or a run of this scale on GPUs"
+        "GPU-hours by --throughput, a run of this scale on GPUs, or what mdn.scaling measured on one host"
     )
     remedies: dict[str, list[str]] = {}
     for run in runs:
@@ -118,6 +118,21 @@ def measured(runs: Path, run: RunConfig) -> float | None:
     if not record.finished or not record.manifest.get("gpu"):
         return None
     return record.manifest["tokens_per_second"] / record.manifest["ranks"]
+
+
+def scaled(roots: Iterable[Path], run: RunConfig, machine: Machine) -> float | None:
+    """Tokens/s of a GPU that `python -m mdn.scaling` measured with as many devices of a host, by the same
+    strategy; None if it has not. roots: folders of records, the first one that has it counts."""
+    for root in roots:
+        speeds = []
+        for path in root.glob(f"scaling-{run.scale}/{run.name}-n{machine.devices}-*/metrics.json"):
+            cell = read_json(path.with_name("manifest.json"))["cell"]
+            same = all(cell[name] == getattr(machine, name) for name in ("devices", "strategy", "compile"))
+            if cell["model"] == run.name and cell["tokens"] == "shards" and same:
+                speeds.append(read_json(path)["tokens_per_second"] / machine.devices)
+        if speeds:
+            return max(speeds)  # of weak and strong scaling
+    return None
 
 
 def _changes(before: Machine, after: Machine) -> str:

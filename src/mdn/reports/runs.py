@@ -134,8 +134,8 @@ def read_run(root: Path, scale: str, name: str, campaign: str | None = None) -> 
 
 
 def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[tuple[str, str], Run]:
-    """By (scale, model), every model of params.yaml at every scale; and by (mqar-<scale>, <model>/<cell>),
-    every cell that has a record there.
+    """By (scale, model), every model of params.yaml at every scale; by (mqar-<scale>, <model>/<cell>) and
+    (scaling-<scale>, <cell>) every cell that has a record there.
 
     What `root` lacks is taken from the folders of `results`, which are laid out like it: the last one by name
     that has it.
@@ -147,6 +147,9 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
         for path in sorted(at.glob("mqar-*/*/*/manifest.json")):
             *_, scale, model, cell, _ = path.parts
             wanted.append((scale, f"{model}/{cell}"))
+        for path in sorted(at.glob("scaling-*/*/manifest.json")):
+            *_, scale, cell, _ = path.parts
+            wanted.append((scale, cell))
     found = {(scale, name): read_run(root, scale, name) for scale, name in wanted}
     for at, campaign in roots[1:]:
         for (scale, name), run in found.items():
