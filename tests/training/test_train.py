@@ -153,6 +153,23 @@ def loss_of(line):
     return line.get("train/loss", line.get("validation/loss"))
 
 
+def test_a_moved_checkout_resumes(fit, monkeypatch, tmp_path):
+    stop_after(monkeypatch, 7, RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    seen = []
+    original = lit.LitLanguageModel.training_step
+
+    def step(self, batch, index):
+        seen.append(self.global_step)
+        return original(self, batch, index)
+
+    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
+    assert fit(runs="elsewhere").finished
+    assert seen[0] == 5
+
+
 def test_a_finished_run_is_adopted(fit, monkeypatch):
     before = fit().weights.stat().st_mtime_ns
     monkeypatch.setattr(module, "trainer_for", None)  # any training would fail
@@ -312,6 +329,7 @@ def test_divergence_is_a_result_with_its_reason(fit, monkeypatch, tiny_run):
     record = fit()
     failed = json.loads((record.folder / "failed.json").read_text())
     assert "3 steps in a row, up to step 8" in failed["error"]
+    assert failed["error"].endswith("step-00000005.ckpt is the last checkpoint before them")
     assert record.finished
     assert all(torch.isfinite(t).all() for t in load_file(record.weights).values())
 

@@ -88,8 +88,10 @@ def _train(
                 trainer.validate(module, datamodule=data, verbose=False)
         except Diverged as error:  # on all ranks in the same step
             if launch.leads():
-                write_json(failed, {"error": str(error), "step": trainer.global_step})
-                print(f"{record.folder}: diverged: {error}")
+                last = checkpoint.newest(record.checkpoints)
+                told = f"{error}; {last[1].name if last else 'none'} is the last checkpoint before them"
+                write_json(failed, {"error": told, "step": trainer.global_step})
+                print(f"{record.folder}: diverged: {told}")
         weights = get_model_state_dict(model, options=WHOLE)
         if launch.leads():
             _finish(record, module, weights)
