@@ -23,7 +23,7 @@ def run(
     """Measures the cells in their order; finished ones are kept, failed ones tried again.
 
     gpus: how many there are; None: ranks run on the CPU. deadline_s: seconds from now after which nothing
-    runs any more; a cell begins only while the longest one so far would still fit.
+    runs any more; a cell begins only while half the time of the longest one is left: the first ones compile.
 
     Returns:
         How many cells have which outcome: done, failed, waiting (no time left), no GPUs (too few of them).
@@ -44,7 +44,7 @@ def run(
                 outcomes["no GPUs"] += 1
                 continue
             begun = time.monotonic()
-            if deadline - begun <= longest:
+            if deadline - begun <= longest / 2:
                 outcomes["waiting"] += 1
                 continue
             command = [sys.executable, "-m", "mdn.scaling", "cell", str(plan), str(n)]
