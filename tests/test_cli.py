@@ -73,6 +73,23 @@ def test_plan_counts_gpu_hours_at_the_throughput_that_scaling_measured(capsys, p
     assert f"{params.scales['1b3'].training.tokens / used / 3600:,.0f}" in row
 
 
+def test_plan_takes_a_measured_step_and_tells_its_memory_beside_the_estimate(capsys, params, tmp_path):
+    for campaign, speed in (("2026-11-29-h200", 20000.0), ("2026-11-30-h200", 25000.0)):
+        folder = tmp_path / "results" / campaign / "efficiency-1b3" / "mdn"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text('{"gpu": "NVIDIA H200"}')
+        figures = {"tokens_per_second": speed, "peak_gib": 61.26, "estimated_gib": 64.0}
+        steps = {f"train/4x4096/{name}": value for name, value in figures.items()}
+        other = {f"train/8x2048/{name}": 1.0 for name in figures}  # not this scale's context
+        (folder / "metrics.json").write_text(json.dumps(steps | other))
+    main(["plan", "--scale", "1b3", "--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")])
+    printed = capsys.readouterr().out
+    hours = params.scales["1b3"].training.tokens / 25000 / 3600
+    assert f"{hours:,.0f}" in next(line for line in printed.splitlines() if " mdn " in line and "yes" in line)
+    line = "measured: mdn, 4 × 4096 on NVIDIA H200: 25,000 tokens/s, 61.3 GiB (estimated 64.0)"
+    assert line in printed
+
+
 def test_plan_refuses_what_cannot_fit_and_says_what_would(capsys):
     assert main(["plan", "--scale", "1b3", "--memory", "24"]) == 1
     assert "use strategy: zero2" in capsys.readouterr().out

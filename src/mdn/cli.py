@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdn.config import ConfigError, Machine, RunConfig, load
+from mdn.config import ConfigError, load
 
 if TYPE_CHECKING:
     from mdn.reports.figures.style import Drawing
@@ -42,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--throughput", type=float, help="tokens/s of a GPU, default: what the runs at this scale measured"
     )
     command.add_argument("--runs", type=Path, default=Path("runs"), help="default: %(default)s")
+    command.add_argument("--results", type=Path, default=Path("results"), help="default: %(default)s")
     command.set_defaults(run=_plan)
 
     command = commands.add_parser(
@@ -128,25 +129,21 @@ def _plan(options: argparse.Namespace) -> int:
         runs = [params.run(scale, name) for name in params.models if params.has_shape(scale, name)]
         console.print(plan.costs(params.scales[scale], runs))
         machine = plan.machine(params, scale, options.nodes)
+        measured = partial(plan.measured, options.runs, results=options.results, machine=machine)
         needs = plan.needs(
             params.scales[scale],
             machine,
             runs,
             available=int(options.memory * 2**30),
-            speed=partial(_speed, options, machine),
+            speed=(lambda _: options.throughput) if options.throughput else measured,
         )
         console.print(needs.table)
+        for run in runs:
+            if step := plan.measured_step(options.runs, run, options.results):
+                print(f"measured: {run.name}, {step}")
         print(*needs.remedies, sep="\n")
         fits &= not needs.remedies
     return 0 if fits else 1
-
-
-def _speed(options: argparse.Namespace, machine: Machine, run: RunConfig) -> float | None:
-    """Tokens/s of a GPU, if told or measured."""
-    from mdn import plan
-
-    roots = [options.runs, *sorted(Path("results").glob("*"), reverse=True)]
-    return options.throughput or plan.measured(options.runs, run) or plan.scaled(roots, run, machine)
 
 
 def _submit(options: argparse.Namespace) -> int:

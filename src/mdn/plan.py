@@ -1,6 +1,7 @@
 """Tables of `mdn plan`: what the models of a scale cost before anything is spent."""
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -84,7 +85,7 @@ def needs(
     )
     table.caption = (
         f"estimates in GiB; tokens on disk: {budget.tokens * 2 / GIB:,.3g} GiB;\n"
-        "GPU-hours by --throughput, a run of this scale on GPUs, or what mdn.scaling measured on one host"
+        "GPU-hours by --throughput, a run of this scale on GPUs, mdn.scaling or mdn.efficiency"
     )
     remedies: dict[str, list[str]] = {}
     for run in runs:
@@ -112,27 +113,66 @@ def needs(
     return Needs(table, lines)
 
 
-def measured(runs: Path, run: RunConfig) -> float | None:
-    """Tokens/s of a GPU in this cell's record; None if it has none, or was trained on a CPU."""
+class Step(NamedTuple):
+    """A training step that `mdn.efficiency` has measured on one GPU."""
+
+    gpu: str
+    shape: str  # sequences x tokens
+    tokens_per_second: float
+    peak_gib: float
+    estimated_gib: float  # by this project when it was measured
+
+    def __str__(self) -> str:
+        shape = self.shape.replace("x", " × ")
+        return (
+            f"{shape} on {self.gpu}: {self.tokens_per_second:,.0f} tokens/s, {self.peak_gib:.1f} GiB "
+            f"(estimated {self.estimated_gib:.1f})"
+        )
+
+
+def measured(runs: Path, run: RunConfig, results: Path, machine: Machine) -> float | None:
+    """Tokens/s of a GPU: of this cell's own training on GPUs, of a host like the machine's, or else of a
+    single one; None: none was measured."""
     record = Record(runs / run.scale / run.name)
-    if not record.finished or not record.manifest.get("gpu"):
-        return None
-    return record.manifest["tokens_per_second"] / record.manifest["ranks"]
+    if record.finished and record.manifest.get("gpu"):
+        return record.manifest["tokens_per_second"] / record.manifest["ranks"]
+    roots = _roots(runs, results)
+    if speed := next(filter(None, (_scaled(root, run, machine) for root in roots)), None):
+        return speed
+    step = measured_step(runs, run, results)
+    return step.tokens_per_second if step else None
 
 
-def scaled(roots: Iterable[Path], run: RunConfig, machine: Machine) -> float | None:
-    """Tokens/s of a GPU that `python -m mdn.scaling` measured with as many devices of a host, by the same
-    strategy; None if it has not. roots: folders of records, the first one that has it counts."""
-    for root in roots:
-        speeds = []
-        for path in root.glob(f"scaling-{run.scale}/{run.name}-n{machine.devices}-*/metrics.json"):
-            cell = read_json(path.with_name("manifest.json"))["cell"]
-            same = all(cell[name] == getattr(machine, name) for name in ("devices", "strategy", "compile"))
-            if cell["model"] == run.name and cell["tokens"] == "shards" and same:
-                speeds.append(read_json(path)["tokens_per_second"] / machine.devices)
-        if speeds:
-            return max(speeds)  # of weak and strong scaling
+def measured_step(runs: Path, run: RunConfig, results: Path) -> Step | None:
+    """At the scale's context, of the most sequences; from `runs` or the latest campaign in `results`."""
+    for root in _roots(runs, results):
+        record = Record(root / f"efficiency-{run.scale}" / run.name)
+        if not (record.folder / "metrics.json").exists() or not record.manifest.get("gpu"):
+            continue
+        figures = record.metrics
+        steps = [key.split("/")[1] for key in figures if re.fullmatch(r"train/\d+x\d+/peak_gib", key)]
+        batches = [int(B) for B, T in (step.split("x") for step in steps) if int(T) == run.training.context]
+        if batches:
+            shape = f"{max(batches)}x{run.training.context}"
+            names = ("tokens_per_second", "peak_gib", "estimated_gib")
+            return Step(record.manifest["gpu"], shape, *(figures[f"train/{shape}/{name}"] for name in names))
     return None
+
+
+def _scaled(root: Path, run: RunConfig, machine: Machine) -> float | None:
+    """Tokens/s of a GPU that `mdn.scaling` measured with as many devices of a host, by the same strategy; the
+    better of weak and strong scaling."""
+    speeds = []
+    for path in root.glob(f"scaling-{run.scale}/{run.name}-n{machine.devices}-*/metrics.json"):
+        cell = read_json(path.with_name("manifest.json"))["cell"]
+        same = all(cell[name] == getattr(machine, name) for name in ("devices", "strategy", "compile"))
+        if cell["model"] == run.name and cell["tokens"] == "shards" and same:
+            speeds.append(read_json(path)["tokens_per_second"] / machine.devices)
+    return max(speeds, default=None)
+
+
+def _roots(runs: Path, results: Path) -> list[Path]:
+    return [runs, *sorted(results.glob("*"), reverse=True)]
 
 
 def _changes(before: Machine, after: Machine) -> str:

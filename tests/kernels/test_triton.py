@@ -28,11 +28,12 @@ on_card = [
     pytest.param("v3_triton", torch.float16, id="v3-float16"),
     *(
         pytest.param(
-            "v4_hopper",
+            name,
             dtype,
-            id=f"v4-{str(dtype).removeprefix('torch.')}",
+            id=f"{name}-{str(dtype).removeprefix('torch.')}",
             marks=pytest.mark.skipif(not hopper, reason="needs a Hopper device"),
         )
+        for name in ("v4_hopper", "v4_recompute")
         for dtype in (torch.bfloat16, torch.float16)
     ),
 ]
@@ -55,6 +56,7 @@ everywhere = pytest.mark.parametrize(("version", "dtype", "device"), WHERE)
 SMALL = {
     "v3_triton": {"B": 1, "H": 1, "K": 16, "V": 16},
     "v4_hopper": {"B": 1, "H": 1, "K": 64, "V": 64},
+    "v4_recompute": {"B": 1, "H": 1, "K": 64, "V": 64},
 }
 
 

@@ -37,19 +37,24 @@ register(
         note="v2_segsum's chunks in Triton, with a backward written by hand",
     )
 )
-register(
-    KernelVersion(
-        op=OP,
-        name="v4_hopper",
-        module=f"{__name__}.v4_hopper",
-        devices=("cuda",),
-        dtypes=(torch.bfloat16, torch.float16),
-        keys=(64, 128, 256),
-        value_step=64,
-        capability=(9, 0),
-        note="v3_triton with scans in Gluon that never wait for memory",
+for name, automatic, note in (
+    ("v4_hopper", True, "v3_triton with scans in Gluon that never wait for memory"),
+    ("v4_recompute", False, "v4_hopper that computes the residuals again for its backward"),
+):
+    register(
+        KernelVersion(
+            op=OP,
+            name=name,
+            module=f"{__name__}.{name}",
+            devices=("cuda",),
+            dtypes=(torch.bfloat16, torch.float16),
+            keys=(64, 128, 256),
+            value_step=64,
+            capability=(9, 0),
+            automatic=automatic,
+            note=note,
+        )
     )
-)
 register(
     KernelVersion(
         op=OP,

@@ -6,6 +6,8 @@ D model width · H heads · K key channels · V value channels · W convolution 
 from collections import Counter
 from typing import NamedTuple
 
+import torch
+
 from mdn.config import RunConfig
 from mdn.models.block import mlp_width
 from mdn.models.lm import GPT2_VOCABULARY
@@ -14,6 +16,17 @@ from mdn.rules import RULES
 
 # Products with the state a token, of 2 K V FLOPs a head each: read, write, output; for MDN also β_t M_t.
 STATE_PRODUCTS = {"mamba2": 2, "gdn": 3, "comba": 3, "kda": 3, "mdn": 4}
+
+
+# Dense bf16, no sparsity; the first name that is part of the device's counts.
+PEAK_FLOPS = {
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
 
 
 class Size(NamedTuple):
@@ -56,6 +69,12 @@ def flops_per_token(
             mixing = 2 * STATE_PRODUCTS[name] * shape.heads * shape.head_k * shape.head_v
         forward += layers * (2 * _size(run, name).matrices + mixing)
     return 3 * forward if training else forward
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense bf16 FLOP/s of a GPU by its maker's data sheet; None: unknown, and no utilisation is logged."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
 def state_bytes(run: RunConfig, context: int, activation_bytes: int = 2) -> int:

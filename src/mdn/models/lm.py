@@ -24,6 +24,7 @@ from mdn.pattern import expand
 from mdn_kernels.common.check import check_cu_seqlens
 
 GPT2_VOCABULARY = 50257
+PREFILL = 4096  # tokens of each prompt that a pass reads, so that a longer one takes no more memory
 
 
 class LanguageModel(nn.Module):
@@ -109,6 +110,14 @@ class LanguageModel(nn.Module):
             assert isinstance(block, Block)
             block.compiled = torch.compile(block._forward, dynamic=False)
 
+    def prefill(self, ids_BT: Tensor) -> tuple[Tensor, list[State]]:
+        """Hidden states of the last tokens read, [B, ≤ PREFILL, D], and the states after the prompts."""
+        states: list[State] | None = self.init_states(ids_BT.shape[0], ids_BT.device)
+        for part_BT in ids_BT.split(PREFILL, dim=1):
+            hidden_BTD, states = self.hidden(part_BT, states)
+        assert states is not None
+        return hidden_BTD, states
+
     def mixer(self, layer: int) -> Mixer:
         mixer = self.blocks[layer].get_submodule("mixer")
         assert isinstance(mixer, Mixer)
@@ -123,7 +132,7 @@ class LanguageModel(nn.Module):
         eot: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continues prompts of equal length: one pass over them, then a token at a time from the states.
+        """Continues prompts of equal length: they are read, then written a token at a time from the states.
 
         Args:
             ids_BT: the prompts, T ≥ 1.
@@ -144,8 +153,7 @@ class LanguageModel(nn.Module):
             raise ValueError(f"temperature: {temperature} is negative; use 0 for the most likely token")
         if max_new_tokens < 1:
             return ids_BT
-        hidden_BTD, states = self.hidden(ids_BT, self.init_states(ids_BT.shape[0], ids_BT.device))
-        assert states is not None
+        hidden_BTD, states = self.prefill(ids_BT)
         decoder = Decoder(self, states)
         ended_B = torch.zeros(ids_BT.shape[0], dtype=torch.bool, device=ids_BT.device)
         sequence = [ids_BT]

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 from mdn.config import Params
-from mdn.reports import rules, scaling, site
+from mdn.reports import efficiency, mqar, rules, scaling, site
 from mdn.reports.across import across
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
 from mdn.reports.kernels import report
-from mdn.reports.mqar import sheets
 from mdn.reports.runs import read_runs
 from mdn.reports.tables import Grid, csv, grids, latex, markdown
 
@@ -41,15 +40,16 @@ def render(params: Params, root: Path, out: Path, results: Path | None = None) -
     for grid in [*formatted, *filter(None, [scales])]:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
-    recall = sheets(params, runs)
-    for sheet in [*recall, *filter(None, [scaling.sheet(params, runs)])]:
+    recall, speed = mqar.sheets(params, runs), efficiency.sheets(params, runs)
+    for sheet in [*recall, *speed, *filter(None, [scaling.sheet(params, runs)])]:
         for suffix, text in (("md", sheet.markdown()), ("tex", sheet.latex()), ("csv", sheet.csv())):
             files[Path("tables", f"{sheet.name}.{suffix}")] = text.encode()
     for drawing in drawn:
         files |= {Path("figures", name): content for name, content in drawing.files().items()}
     record = out / "kernels" / "record.json"
     kernels = report(json.loads(record.read_text())) if record.exists() else None
-    files[Path("index.html")] = site.render(params, runs, formatted, drawn, recall, scales, kernels).encode()
+    page = site.render(params, runs, formatted, drawn, recall, speed, scales, kernels)
+    files[Path("index.html")] = page.encode()
     for name, content in files.items():
         _write(out / name, content)
     for folder in ("tables", "figures"):

@@ -135,7 +135,7 @@ def read_run(root: Path, scale: str, name: str, campaign: str | None = None) -> 
 
 def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[tuple[str, str], Run]:
     """By (scale, model), every model of params.yaml at every scale; by (mqar-<scale>, <model>/<cell>) and
-    (scaling-<scale>, <cell>) every cell that has a record there.
+    (efficiency-<scale>, <model>) and (scaling-<scale>, <cell>) those that have a record.
 
     What `root` lacks is taken from the folders of `results`, which are laid out like it: the last one by name
     that has it.
@@ -147,9 +147,8 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
         for path in sorted(at.glob("mqar-*/*/*/manifest.json")):
             *_, scale, model, cell, _ = path.parts
             wanted.append((scale, f"{model}/{cell}"))
-        for path in sorted(at.glob("scaling-*/*/manifest.json")):
-            *_, scale, cell, _ = path.parts
-            wanted.append((scale, cell))
+        for kind in ("efficiency", "scaling"):
+            wanted += [path.parts[-3:-1] for path in sorted(at.glob(f"{kind}-*/*/manifest.json"))]  # type: ignore[misc]
     found = {(scale, name): read_run(root, scale, name) for scale, name in wanted}
     for at, campaign in roots[1:]:
         for (scale, name), run in found.items():
@@ -160,9 +159,9 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
 
 
 def recorded(root: Path) -> list[Run]:
-    """Every run folder under `root`, those in the archive last."""
+    """Every training under `root`, those in the archive last."""
     found = [*sorted(root.glob("*/*/manifest.json")), *sorted((root / ARCHIVE).glob("*/*/*/manifest.json"))]
-    places = [path.parent for path in found]
+    places = [path.parent for path in found if "/efficiency-" not in path.as_posix()]
     return [read_run(place.parent.parent, place.parent.name, place.name) for place in places]
 
 

@@ -74,11 +74,12 @@ def render(
     grids: list[Grid],
     drawings: list[Drawing],
     recall: list[Sheet],
+    speed: list[Sheet],
     scales: Grid | None = None,
     kernels: Report | None = None,
 ) -> str:
-    """The page. recall: the tables of associative recall; scales: the table across scales; kernels: what
-    stage `bench@kernels` found, if it has run."""
+    """The page. recall, speed: the tables of associative recall and of efficiency; scales: the table across
+    scales; kernels: what stage `bench@kernels` found, if it has run."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -97,7 +98,7 @@ def render(
                 departures(params, runs, scale),
             )
         )
-    shown = {section.scale for section in sections} | {"mqar"}
+    shown = {section.scale for section in sections} | {"mqar", "efficiency"}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -112,6 +113,8 @@ def render(
         sections=sections,
         recall=recall,
         recall_drawings=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale == "mqar"],
+        speed=speed,
+        speed_drawings=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale == "efficiency"],
         scales=scales,
         others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],
         style=Markup((HERE / "site.css").read_text()),

@@ -7,12 +7,14 @@ import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 PACKAGES = (
     "torch",
     "triton",
+    "fla-core",
     "lightning",
     "mlflow",
     "dvc",
@@ -48,6 +50,18 @@ def code_digest() -> str:
     return digest.hexdigest()[:12]
 
 
+def source_digest(*packages: str) -> str:
+    """Twelve hex digits of the source of all modules of packages, whether imported or not."""
+    digest = hashlib.sha256()
+    for package in packages:
+        spec = find_spec(package)
+        assert spec is not None
+        for folder in spec.submodule_search_locations or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(f"{package}/{path.relative_to(folder)}\n{_bare(path.read_text())}\n".encode())
+    return digest.hexdigest()[:12]
+
+
 def _bare(source: str) -> str:
     """The source without comments, docstrings and layout."""
     tree = ast.parse(source)
@@ -79,6 +93,7 @@ def environment() -> dict[str, Any]:
         "cpu": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "driver": _driver() if torch.cuda.is_available() else None,
         "versions": {name: found for name in PACKAGES if (found := _version(name))},
     }
 
@@ -88,6 +103,15 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _driver() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.split("\n")[0].strip()
 
 
 def _git(*arguments: str) -> str | None:

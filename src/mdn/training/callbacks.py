@@ -4,27 +4,16 @@ import time
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.callbacks import Callback
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from mdn.config import Machine, RunConfig
-from mdn.models.cost import flops_per_token
+from mdn.models.cost import flops_per_token, peak_flops
 from mdn.tracking.record import Record
 from mdn.training import checkpoint
 from mdn.training.launch import Stopped
 
 WARM_UP = 3  # steps left out of a throughput: allocation, compilation, caches
-
-# Dense bf16, no sparsity; the first name that is part of the device's counts.
-PEAK_FLOPS = {
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-}
 
 
 def completes_a_step(trainer: L.Trainer, batch: int) -> bool:
@@ -77,12 +66,6 @@ class Recorder(Callback):
 def _clock(trainer: L.Trainer) -> tuple[float, float]:
     assert trainer.datamodule is not None  # type: ignore[attr-defined]
     return time.perf_counter(), trainer.datamodule.waited  # type: ignore[attr-defined]
-
-
-def peak_flops(device: torch.device) -> float | None:
-    """Dense bf16 FLOP/s of a GPU by its maker's data sheet; None: unknown, and no utilisation is logged."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
 
 
 class Checkpointer(Callback):
