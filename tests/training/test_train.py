@@ -274,6 +274,10 @@ def test_packing_without_an_end_of_text_changes_nothing_and_with_one_something(f
     )
 
 
+def test_the_number_of_readers_changes_nothing(fit):
+    assert losses(fit(runs="five", machine=replace(MACHINE, readers=5))) == losses(fit())
+
+
 def test_activation_checkpointing_changes_nothing(fit):
     assert losses(fit(runs="again", machine=replace(MACHINE, activation_checkpointing=True))) == losses(fit())
 
