@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from mdn.cli import main
 from mdn.models.cost import parameters
 from mdn.models.lm import LanguageModel
+from mdn.scaling.cells import plan
 
 SHIPPED = ["--params", "params.yaml"]
 
@@ -53,6 +54,25 @@ def test_plan_counts_gpu_hours_and_disk_at_a_given_throughput(capsys, params):
     assert "tokens on disk: 186 GiB" in printed
 
 
+def test_plan_counts_gpu_hours_at_the_throughput_that_scaling_measured(capsys, params, tmp_path):
+    machine = params.scales["1b3"].machine
+    made = [
+        (cell, 8 * (8000 + n))
+        for n, cell in enumerate(plan(params, ["1b3"], ["mdn"], [4, 8]))
+        if cell.tokens == "shards" and not cell.machine.compile
+    ]
+    for cell, speed in made:
+        folder = tmp_path / cell.scale / cell.name
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"cell": cell.about()}))
+        (folder / "metrics.json").write_text(json.dumps({"tokens_per_second": speed}))
+    (used,) = (speed / 8 for cell, speed in made if cell.name == "mdn-n8-ddp-b32-shards")
+    assert (machine.devices, machine.strategy) == (8, "ddp")
+    main(["plan", "--scale", "1b3", "--runs", str(tmp_path)])
+    row = [line for line in capsys.readouterr().out.splitlines() if " mdn " in line][1]
+    assert f"{params.scales['1b3'].training.tokens / used / 3600:,.0f}" in row
+
+
 def test_plan_takes_a_measured_step_and_tells_its_memory_beside_the_estimate(capsys, params, tmp_path):
     for campaign, speed in (("2026-11-29-h200", 20000.0), ("2026-11-30-h200", 25000.0)):
         folder = tmp_path / "results" / campaign / "efficiency-1b3" / "mdn"
@@ -72,7 +92,7 @@ def test_plan_takes_a_measured_step_and_tells_its_memory_beside_the_estimate(cap
 
 def test_plan_refuses_what_cannot_fit_and_says_what_would(capsys):
     assert main(["plan", "--scale", "1b3", "--memory", "24"]) == 1
-    assert "use strategy: fsdp" in capsys.readouterr().out
+    assert "use strategy: zero2" in capsys.readouterr().out
     assert main(["plan", "--scale", "1b3", "--memory", "300"]) == 0
     assert "does not fit" not in capsys.readouterr().out
     assert main(["plan", "--scale", "1b3", "--nodes", "3"]) == 2

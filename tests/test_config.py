@@ -42,7 +42,7 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("scales/smoke/machine/micro_batch", 0, ["machine.micro_batch", "0", "1 or more"]),
         ("scales/smoke/machine/nodes", 2, ["machine.nodes", "2", "torchrun or slurm"]),
         ("scales/smoke/machine/launcher", "slrum", ["machine.launcher", "'slrum'", "slurm"]),
-        ("scales/smoke/machine/strategy", "zero", ["machine.strategy", "'zero'", "ddp, fsdp"]),
+        ("scales/smoke/machine/strategy", "zero", ["machine.strategy", "'zero'", "ddp, zero2, fsdp"]),
         ("scales/smoke/data", "nowhere", ["scales.smoke.data", "'nowhere'", "slimpajama"]),
         ("runs/smoke/mdm", "mdm", ["runs.smoke.mdm", "unknown model", "mdn"]),
         ("runs/smoke/mdn", "gdn", ["runs.smoke.mdn", "'gdn'", "mdn: mdn"]),

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,12 +129,13 @@ def _plan(options: argparse.Namespace) -> int:
         runs = [params.run(scale, name) for name in params.models if params.has_shape(scale, name)]
         console.print(plan.costs(params.scales[scale], runs))
         machine = plan.machine(params, scale, options.nodes)
+        measured = partial(plan.measured, options.runs, results=options.results, machine=machine)
         needs = plan.needs(
             params.scales[scale],
             machine,
             runs,
             available=int(options.memory * 2**30),
-            speed=lambda run: options.throughput or plan.measured(options.runs, run, options.results),
+            speed=(lambda _: options.throughput) if options.throughput else measured,
         )
         console.print(needs.table)
         for run in runs:

@@ -20,7 +20,7 @@ from mdn.pattern import expand, parse
 SUITES = ("lm", "commonsense", "retrieval", "longbench", "niah", "positions", "dynamics")
 NIAH_LENGTHS = (512, 131072)  # shortest and longest that RULER's tasks can fill: needles fit, essays last
 LAUNCHERS = ("local", "torchrun", "slurm")
-STRATEGIES = ("ddp", "fsdp")
+STRATEGIES = ("ddp", "zero2", "fsdp")
 
 
 class ConfigError(ValueError):
@@ -99,8 +99,12 @@ class Machine:
     sbatch: list[str] = field(
         default_factory=list
     )  # options of the SLURM job: partition, account, time, GPUs
-    strategy: str = "ddp"  # ddp: every device holds the whole model; fsdp: a share of it
+    strategy: str = (
+        "ddp"  # a device holds: ddp: all; zero2: a share of gradients, optimizer; fsdp: of weights too
+    )
     activation_checkpointing: bool = False  # keep a layer's input only, compute the layer again for gradients
+    compile: bool = False  # torch.compile, a layer at a time; results differ by rounding
+    readers: int = 2  # threads that read batches ahead
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
 
@@ -486,7 +490,7 @@ def check_machine(key: str, machine: Machine, budget: Training) -> None:
     ):
         if value not in known:
             raise ConfigError(f"{key}.{name}: {value!r} is unknown; use {', '.join(known)}")
-    for name in ("micro_batch", "devices", "nodes", "checkpoint_every", "keep_checkpoints"):
+    for name in ("micro_batch", "devices", "nodes", "readers", "checkpoint_every", "keep_checkpoints"):
         if getattr(machine, name) < 1:
             raise ConfigError(f"{key}.{name}: {getattr(machine, name)} is not positive; use 1 or more")
     if machine.launcher == "local" and machine.nodes > 1:
@@ -498,6 +502,11 @@ def check_machine(key: str, machine: Machine, budget: Training) -> None:
         raise ConfigError(
             f"{key}.micro_batch: {machine.micro_batch} × {devices} devices does not "
             f"divide the batch of {budget.batch} sequences; use a divisor of {budget.batch // devices}"
+        )
+    if machine.compile and budget.packing:
+        raise ConfigError(
+            f"{key}.compile: true, but with training.packing each step has other sequences and would be "
+            "compiled anew; use compile: false"
         )
 
 

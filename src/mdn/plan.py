@@ -11,7 +11,7 @@ from rich.table import Table
 from mdn.config import Machine, Params, RunConfig, Scale, check_machine
 from mdn.models.cost import flops_per_token, parameters, state_bytes
 from mdn.models.memory import fitting, training_bytes
-from mdn.tracking.record import Record
+from mdn.tracking.record import Record, read_json
 
 GIB = 2**30
 CHECKPOINT = 12  # bytes a parameter: float32 weights and AdamW's two moments
@@ -85,7 +85,7 @@ def needs(
     )
     table.caption = (
         f"estimates in GiB; tokens on disk: {budget.tokens * 2 / GIB:,.3g} GiB;\n"
-        "GPU-hours by --throughput, a run of this scale on GPUs, or a measured step (mdn.efficiency)"
+        "GPU-hours by --throughput, a run of this scale on GPUs, mdn.scaling or mdn.efficiency"
     )
     remedies: dict[str, list[str]] = {}
     for run in runs:
@@ -130,18 +130,22 @@ class Step(NamedTuple):
         )
 
 
-def measured(runs: Path, run: RunConfig, results: Path) -> float | None:
-    """Tokens/s of a GPU: of this cell's own training on GPUs, or else of its measured step; None: neither."""
+def measured(runs: Path, run: RunConfig, results: Path, machine: Machine) -> float | None:
+    """Tokens/s of a GPU: of this cell's own training on GPUs, of a host like the machine's, or else of a
+    single one; None: none was measured."""
     record = Record(runs / run.scale / run.name)
     if record.finished and record.manifest.get("gpu"):
         return record.manifest["tokens_per_second"] / record.manifest["ranks"]
+    roots = _roots(runs, results)
+    if speed := next(filter(None, (_scaled(root, run, machine) for root in roots)), None):
+        return speed
     step = measured_step(runs, run, results)
     return step.tokens_per_second if step else None
 
 
 def measured_step(runs: Path, run: RunConfig, results: Path) -> Step | None:
     """At the scale's context, of the most sequences; from `runs` or the latest campaign in `results`."""
-    for root in (runs, *sorted(results.glob("*"), reverse=True)):
+    for root in _roots(runs, results):
         record = Record(root / f"efficiency-{run.scale}" / run.name)
         if not (record.folder / "metrics.json").exists() or not record.manifest.get("gpu"):
             continue
@@ -153,6 +157,22 @@ def measured_step(runs: Path, run: RunConfig, results: Path) -> Step | None:
             names = ("tokens_per_second", "peak_gib", "estimated_gib")
             return Step(record.manifest["gpu"], shape, *(figures[f"train/{shape}/{name}"] for name in names))
     return None
+
+
+def _scaled(root: Path, run: RunConfig, machine: Machine) -> float | None:
+    """Tokens/s of a GPU that `mdn.scaling` measured with as many devices of a host, by the same strategy; the
+    better of weak and strong scaling."""
+    speeds = []
+    for path in root.glob(f"scaling-{run.scale}/{run.name}-n{machine.devices}-*/metrics.json"):
+        cell = read_json(path.with_name("manifest.json"))["cell"]
+        same = all(cell[name] == getattr(machine, name) for name in ("devices", "strategy", "compile"))
+        if cell["model"] == run.name and cell["tokens"] == "shards" and same:
+            speeds.append(read_json(path)["tokens_per_second"] / machine.devices)
+    return max(speeds, default=None)
+
+
+def _roots(runs: Path, results: Path) -> list[Path]:
+    return [runs, *sorted(results.glob("*"), reverse=True)]
 
 
 def _changes(before: Machine, after: Machine) -> str:

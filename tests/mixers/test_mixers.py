@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mdn.mixers import MIXERS, mixer_class
-from mdn.mixers.attention import Attention
+from mdn.mixers.attention import Attention, attend_packed, positions
 from mdn.mixers.base import LinearMixer
 from mdn.mixers.mamba2 import Mamba2
 from mdn.options import AttentionOptions, Mamba2Options
@@ -201,3 +201,25 @@ def test_attention_refuses_a_state_for_packed_sequences(make_mixer):
     mixer = make_mixer("attention")
     with pytest.raises(ValueError, match="packed"):
         mixer(tokens(1, 6), mixer.init_state(1), torch.tensor([0, 2, 6]))
+
+
+PACKED = [0, 1, 70, 75, 75, 300, 1030]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_attention_in_half_precision_equals_the_padded_form(dtype):
+    """torch's kernel for packed sequences against one row a sequence in float64, outputs and gradients."""
+    q, k, v = (torch.randn(1, PACKED[-1], 2, 64, device="cuda", dtype=dtype) for _ in range(3))
+    offsets, weight = torch.tensor(PACKED, device="cuda"), torch.randn_like(q)
+    half, exact = [x.requires_grad_() for x in (q, k, v)], [x.detach().double() for x in (q, k, v)]
+    exact = [x.requires_grad_() for x in exact]
+    found, expected = attend_packed(*half, offsets), attend_packed(*exact, offsets)
+    torch.testing.assert_close(found.double(), expected, atol=2e-2, rtol=2e-2)
+    gradients = torch.autograd.grad((found * weight).sum(), half)
+    for a, b in zip(gradients, torch.autograd.grad((expected * weight).sum(), exact), strict=True):
+        assert (a.double() - b).norm() < 1e-2 * b.norm()
+
+
+def test_positions_start_anew_in_each_packed_sequence():
+    assert positions(torch.tensor([0, 1, 4, 4, 6]), 6).tolist() == [0, 0, 1, 2, 0, 1]

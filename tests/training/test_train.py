@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from mdn.config import Machine
+from mdn.data import loader
 from mdn.data.gpt2 import EOT
-from mdn.data.loader import TrainingWindows
 from mdn.data.shards import TOKEN
 from mdn.models.cost import flops_per_token
 from mdn.training import callbacks, checkpoint, lit
@@ -153,9 +153,26 @@ def loss_of(line):
     return line.get("train/loss", line.get("validation/loss"))
 
 
+def test_a_moved_checkout_resumes(fit, monkeypatch, tmp_path):
+    stop_after(monkeypatch, 7, RuntimeError("power cut"))
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit()
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    seen = []
+    original = lit.LitLanguageModel.training_step
+
+    def step(self, batch, index):
+        seen.append(self.global_step)
+        return original(self, batch, index)
+
+    monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
+    assert fit(runs="elsewhere").finished
+    assert seen[0] == 5
+
+
 def test_a_finished_run_is_adopted(fit, monkeypatch):
     before = fit().weights.stat().st_mtime_ns
-    monkeypatch.setattr(module, "_trainer", None)  # any training would fail
+    monkeypatch.setattr(module, "trainer_for", None)  # any training would fail
     assert fit().weights.stat().st_mtime_ns == before
 
 
@@ -164,7 +181,7 @@ def test_a_changed_configuration_starts_anew_and_going_back_restores(fit, tiny_r
     other = losses(fit(replace(tiny_run, lr=1e-3)))
     assert sorted(other) == sorted(first)
     assert other != first
-    monkeypatch.setattr(module, "_trainer", None)
+    monkeypatch.setattr(module, "trainer_for", None)
     assert losses(fit()) == first
 
 
@@ -213,7 +230,7 @@ def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and
     costs(lit.LitLanguageModel, "training_step", 1)
     costs(lit.LitLanguageModel, "validation_step", 100)
     costs(checkpoint, "save", 300)
-    costs(TrainingWindows, "__getitem__", 0.5 * 4 / micro)
+    costs(loader.Future, "result", 0.5 * 4 / micro)
     monkeypatch.setattr(callbacks.time, "perf_counter", lambda: now)
     monkeypatch.setattr(callbacks, "peak_flops", lambda device: 1e9)
     record = fit(machine=replace(MACHINE, micro_batch=micro))
@@ -221,6 +238,7 @@ def test_throughput_is_of_whole_steps_with_their_data_and_without_validation_and
     # Data is read one batch ahead, and right after a pause the step begins with its batch at hand.
     steady = lines[2]
     assert steady["train/tokens_per_second"] == pytest.approx(64 / (1.5 * 4 / micro))
+    assert steady["train/data_wait"] == pytest.approx(1 / 3)
     flops = 64 * flops_per_token(tiny_run, 16)
     assert steady["train/mfu"] == pytest.approx(flops / (1.5 * 4 / micro) / 1e9)
     assert record.metrics["mfu"] == median(line["train/mfu"] for line in lines[3:])
@@ -256,8 +274,30 @@ def test_packing_without_an_end_of_text_changes_nothing_and_with_one_something(f
     )
 
 
+def test_the_number_of_readers_changes_nothing(fit):
+    assert losses(fit(runs="five", machine=replace(MACHINE, readers=5))) == losses(fit())
+
+
 def test_activation_checkpointing_changes_nothing(fit):
     assert losses(fit(runs="again", machine=replace(MACHINE, activation_checkpointing=True))) == losses(fit())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [False, True])
+def test_compiled_blocks_train_what_others_do(fit, monkeypatch, again):
+    """The graph that is traced, run as it is: what Inductor makes of it would round otherwise."""
+    asked = []
+
+    def compiled(function, **options):
+        asked.append(function)
+        return original(function, backend="aot_eager", **options)
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", compiled)
+    record = fit(runs="compiled", machine=replace(MACHINE, compile=True, activation_checkpointing=again))
+    assert len(asked) == 1
+    assert record.manifest["compile"]
+    assert losses(record) == pytest.approx(losses(fit()), rel=1e-6)
 
 
 def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tiny_run):
@@ -293,6 +333,7 @@ def test_divergence_is_a_result_with_its_reason(fit, monkeypatch, tiny_run):
     record = fit()
     failed = json.loads((record.folder / "failed.json").read_text())
     assert "3 steps in a row, up to step 8" in failed["error"]
+    assert failed["error"].endswith("step-00000005.ckpt is the last checkpoint before them")
     assert record.finished
     assert all(torch.isfinite(t).all() for t in load_file(record.weights).values())
 

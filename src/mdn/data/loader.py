@@ -1,17 +1,22 @@
-"""The training batches of one rank, read from memory maps as they are asked for."""
+"""The training batches of one rank, read from memory maps ahead of the training."""
 
+import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from mdn.config import Machine, RunConfig
 from mdn.data import gpt2
 from mdn.data.order import Order, window_count
 from mdn.data.shards import TokenSplit, open_split
+
+Batch = dict[str, Tensor]
 
 
 def packed(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -81,27 +86,60 @@ class TrainingWindows(Dataset[dict[str, Tensor]]):
         return {"ids": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
 
 
-class MicroBatches(IterableDataset):
-    """The batches of optimizer steps, `micro` sequences at a time.
+class MicroBatches:
+    """The batches of optimizer steps, `micro` sequences at a time, read ahead by threads.
+
+    Reading is waiting for a disk and copying, both of which leave other threads alone. Each thread reads
+    whole steps; they come out in order, whatever the number of threads.
 
     Without a length on purpose: Lightning compares a length with the batches that it counted before a
     resume, and would end the training early.
     """
 
-    def __init__(self, steps: TrainingWindows, micro: int, packing: bool) -> None:
-        self.steps, self.micro, self.packing = steps, micro, packing
+    def __init__(self, steps: TrainingWindows, micro: int, packing: bool, readers: int) -> None:
+        self.steps, self.micro, self.packing, self.readers = steps, micro, packing, readers
+        self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else None  # of this rank
+        self.waited = 0.0  # seconds that the training has waited for a batch so far
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for step in range(len(self.steps)):
-            batch = self.steps[step]
-            for start in range(0, len(batch["ids"]), self.micro):
-                rows = {name: rows[start : start + self.micro] for name, rows in batch.items()}
-                yield packed(rows) if self.packing else rows
+    def __iter__(self) -> Iterator[Batch]:
+        pool = ThreadPoolExecutor(self.readers, "reader", initializer=self._begin)
+        try:
+            ahead: deque[Future[list[Batch]]] = deque()
+            for step in range(len(self.steps)):
+                ahead.append(pool.submit(self._read, step))
+                if len(ahead) > self.readers:
+                    yield from self._wait(ahead.popleft())
+            while ahead:
+                yield from self._wait(ahead.popleft())
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        if self.gpu is not None:  # a thread begins at the first one, and would open it for pinned memory
+            torch.cuda.set_device(self.gpu)
+
+    def _read(self, step: int) -> list[Batch]:
+        whole = self.steps[step]
+        parts = [
+            {name: rows[start : start + self.micro] for name, rows in whole.items()}
+            for start in range(0, len(whole["ids"]), self.micro)
+        ]
+        if self.packing:
+            parts = [packed(part) for part in parts]
+        if self.gpu is not None:
+            parts = [{name: rows.pin_memory() for name, rows in part.items()} for part in parts]
+        return parts
+
+    def _wait(self, step: "Future[list[Batch]]") -> list[Batch]:
+        since = time.perf_counter()
+        batches = step.result()
+        self.waited += time.perf_counter() - since
+        return batches
 
 
 def training_batches(
     run: RunConfig, machine: Machine, folder: Path, first_step: int = 0, rank: int = 0, world_size: int = 1
-) -> DataLoader:
+) -> MicroBatches:
     """One rank's micro-batches of a training from optimizer step `first_step` on, from the token set in
     `folder`; in pinned memory where there is a GPU."""
     budget, split = run.training, open_split(folder, "train")
@@ -114,5 +152,4 @@ def training_batches(
         rank=rank,
         world_size=world_size,
     )
-    batches = MicroBatches(steps, machine.micro_batch, budget.packing)
-    return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
+    return MicroBatches(steps, machine.micro_batch, budget.packing, machine.readers)

@@ -98,8 +98,7 @@ class Compiled(Train):
 
     def samples(self, B: int, T: int, count: int) -> Iterator[Sample]:
         self.step(self.ids(B, T), self.ids(B, T))  # loads the operators: an import cannot be traced
-        for block in self.model.blocks:
-            block.compile(dynamic=False)
+        self.model.compile_blocks()
         started = self.clock()
         self.step(self.ids(B, T), self.ids(B, T))
         compiling = self.clock() - started

@@ -5,7 +5,7 @@
 Its memory is every key and value so far. To stay in one place it can be given room for more (`with_room`);
 `length` then says how much of it is filled.
 
-B batch · T tokens · P tokens before these · D model width · H heads · R head size
+B batch · T tokens · P tokens before these · D model width · H heads · R head size · N packed sequences
 """
 
 import torch
@@ -55,32 +55,31 @@ class Attention(Mixer):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        qkv = self.qkv(x_BTD)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv(x_BTD).chunk(3, -1))
         if cu_seqlens is not None:
             if state is not None:
                 raise ValueError("attention: packed sequences have no state; decode them as a batch")
-            # One sequence a row: causal order hides the padding behind the shorter ones without a mask.
-            qkv = unpack(qkv, cu_seqlens)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in qkv.chunk(3, -1))
-        if state is not None and "length" in state:
+            position = positions(cu_seqlens.to(q.device), q.shape[1])
+        elif state is not None and "length" in state:
             o_B1HR, state = self.decode(q, k, v, state)
             return self.out(o_B1HR.flatten(-2)), state
-        before = 0 if state is None else state["k"].shape[1]
-        cos, sin = rotations(before, q.shape[1], self.head_size, self.theta, q.device)
+        else:
+            before = 0 if state is None else state["k"].shape[1]
+            position = before + torch.arange(q.shape[1], device=q.device)
+        cos, sin = rotations(position, self.head_size, self.theta)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        if cu_seqlens is not None:
+            return self.out(attend_packed(q, k, v, cu_seqlens).flatten(-2)), None
         if state is not None:
             k, v = torch.cat([state["k"].to(k.dtype), k], 1), torch.cat([state["v"].to(v.dtype), v], 1)
             state = {"k": k, "v": v}
         o_BHTR = attend(*(y.transpose(1, 2) for y in (q, k, v)))
-        o_BTD = o_BHTR.transpose(1, 2).flatten(-2)
-        if cu_seqlens is not None:
-            o_BTD = pack(o_BTD, cu_seqlens)
-        return self.out(o_BTD), state
+        return self.out(o_BHTR.transpose(1, 2).flatten(-2)), state
 
     def decode(self, q_B1HR: Tensor, k_B1HR: Tensor, v_B1HR: Tensor, state: State) -> tuple[Tensor, State]:
         """One token from a state with room."""
         length = state["length"]
-        cos, sin = rotations(length, 1, self.head_size, self.theta, length.device)
+        cos, sin = rotations(length, self.head_size, self.theta)
         caches = []
         for name, x_B1HR in (("k", rotate(k_B1HR, cos, sin)), ("v", v_B1HR)):
             cache = state[name] if mdn_kernels.OVERWRITE_STATES else state[name].clone()
@@ -100,13 +99,33 @@ def attend(q_BHTR: Tensor, k_BHSR: Tensor, v_BHSR: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q_BHTR, k_BHSR, v_BHSR, attn_mask=mask_TS)
 
 
-def rotations(
-    start: int | Tensor, T: int, size: int, theta: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def attend_packed(q_BTHR: Tensor, k_BTHR: Tensor, v_BTHR: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Causal attention inside each of the packed sequences, [1, T, H, R]."""
+    if q_BTHR.is_cuda and q_BTHR.dtype in (torch.float16, torch.bfloat16):  # all that it takes
+        from torch.nn.attention.varlen import varlen_attn  # takes seconds: it imports torch's compiler
+
+        longest = int(cu_seqlens.diff().max())
+        offsets = cu_seqlens.to(q_BTHR.device, torch.int32)
+        o_THR = varlen_attn(
+            q_BTHR[0], k_BTHR[0], v_BTHR[0], offsets, offsets, longest, longest, window_size=(-1, 0)
+        )
+        return o_THR.unsqueeze(0)  # type: ignore[union-attr]  # a tuple only if asked for
+    # One sequence a row: causal order hides the padding behind the shorter ones without a mask.
+    rows = (unpack(x, cu_seqlens).transpose(1, 2) for x in (q_BTHR, k_BTHR, v_BTHR))
+    return pack(attend(*rows).transpose(1, 2), cu_seqlens)
+
+
+def positions(cu_seqlens: Tensor, T: int) -> Tensor:
+    """Each token's place in its packed sequence, [T]."""
+    token_T = torch.arange(T, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    sequence_T = torch.searchsorted(cu_seqlens, token_T, right=True) - 1
+    return token_T - cu_seqlens[sequence_T]
+
+
+def rotations(position_T: Tensor, size: int, theta: float) -> tuple[Tensor, Tensor]:
     """cos and sin of position · θ^(−2i/R), [T, 1, R/2], in float64, as positions grow large."""
-    position = start + torch.arange(T, dtype=torch.float64, device=device)
-    frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64, device=device) / size)
-    angle = position[:, None, None] * frequency
+    frequency = theta ** (-torch.arange(0, size, 2, dtype=torch.float64, device=position_T.device) / size)
+    angle = position_T.double()[:, None, None] * frequency
     return angle.cos(), angle.sin()
 
 

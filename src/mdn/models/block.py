@@ -3,6 +3,8 @@
 B batch · T tokens · D model width
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,16 +40,16 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(d_model, eps=EPS) if mlp else None
         self.mlp = SwiGLU(d_model) if mlp else None
         self.recompute = False  # see LanguageModel.recompute
+        self.compiled: Callable | None = None  # see LanguageModel.compile_blocks
 
     def forward(
         self, x_BTD: Tensor, state: State | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, State | None]:
+        run = self.compiled or self._forward
         if self.recompute and torch.is_grad_enabled():
             # Nothing in a block is random.
-            return checkpoint(
-                self._forward, x_BTD, state, cu_seqlens, use_reentrant=False, preserve_rng_state=False
-            )
-        return self._forward(x_BTD, state, cu_seqlens)
+            return checkpoint(run, x_BTD, state, cu_seqlens, use_reentrant=False, preserve_rng_state=False)
+        return run(x_BTD, state, cu_seqlens)
 
     def _forward(
         self, x_BTD: Tensor, state: State | None, cu_seqlens: Tensor | None

@@ -103,6 +103,13 @@ class LanguageModel(nn.Module):
             assert isinstance(block, Block)
             block.recompute = wanted
 
+    def compile_blocks(self) -> None:
+        """torch.compile for each block by itself: blocks of one kind share what was compiled, and gradients,
+        FSDP's weights and activation checkpointing stay outside, between the blocks."""
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.compiled = torch.compile(block._forward, dynamic=False)
+
     def prefill(self, ids_BT: Tensor) -> tuple[Tensor, list[State]]:
         """Hidden states of the last tokens read, [B, ≤ PREFILL, D], and the states after the prompts."""
         states: list[State] | None = self.init_states(ids_BT.shape[0], ids_BT.device)

@@ -8,7 +8,7 @@ D model width · C channels of q, k and v · W MLP width · N tokens that a devi
 
 from dataclasses import replace
 
-from mdn.config import Machine, RunConfig
+from mdn.config import STRATEGIES, Machine, RunConfig
 from mdn.mixers import mixer_class
 from mdn.models.block import mlp_width
 from mdn.models.cost import parameters
@@ -31,17 +31,18 @@ def training_bytes(run: RunConfig, machine: Machine) -> dict[str, int]:
     P, vocabulary = sizes["total"], sizes["embedding"] + sizes["head"]
     mixers = expand(run.pattern, run.shape.layers)
     ranks = machine.devices * machine.nodes
-    share = ranks if machine.strategy == "fsdp" else 1
+    share = ranks if machine.strategy != "ddp" else 1
     blocks = [kept_bytes(run, name) * N for name in mixers]
     block = (P - vocabulary) // len(mixers)
+    whole = 0  # weights and gradients that are whole at once, beside the shares
+    if share > 1:  # embedding, head and two blocks, and one block's gradient; or all weights
+        whole = vocabulary + 3 * block if machine.strategy == "fsdp" else P + vocabulary + block
     if machine.activation_checkpointing:
         activations, copied = len(mixers) * 4 * D * N + max(blocks), block
     else:
         activations, copied = sum(blocks), P - vocabulary
-    if share > 1:  # the whole of embedding, head and two blocks, and one block's gradient, at a time
-        copied += 2 * (vocabulary + 3 * block)
     parts = {
-        "weights": 4 * P // share,
+        "weights": 4 * P // share + 4 * whole,
         "gradients": 4 * P // share,
         "optimizer": 8 * P // share,
         "copies": 2 * copied,
@@ -57,7 +58,7 @@ def fitting(run: RunConfig, machine: Machine, available: int) -> Machine | None:
     """The machine itself or the nearest change of it with which the training fits; None: there is none.
 
     First fewer sequences at once, which costs nothing as long as there are tokens enough; then activation
-    checkpointing, a third more time; then FSDP, which costs messages.
+    checkpointing, a third more time; then spreading over the ranks, which costs messages.
     """
     ranks = machine.devices * machine.nodes
     sizes = [
@@ -65,7 +66,7 @@ def fitting(run: RunConfig, machine: Machine, available: int) -> Machine | None:
         for size in range(machine.micro_batch, 0, -1)
         if run.training.batch % (size * ranks) == 0 and size <= run.training.batch // ranks
     ]
-    strategies = dict.fromkeys((machine.strategy, "fsdp" if ranks > 1 else "ddp"))
+    strategies = STRATEGIES[STRATEGIES.index(machine.strategy) :] if ranks > 1 else (machine.strategy,)
     for strategy in strategies:
         for again in sorted({machine.activation_checkpointing, True}):
             for size in sizes:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from mdn.config import Params
-from mdn.reports import efficiency, mqar, rules, site
+from mdn.reports import efficiency, mqar, rules, scaling, site
 from mdn.reports.across import across
 from mdn.reports.figures import drawings
 from mdn.reports.frame import frame, layout
@@ -41,7 +41,7 @@ def render(params: Params, root: Path, out: Path, results: Path | None = None) -
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
     recall, speed = mqar.sheets(params, runs), efficiency.sheets(params, runs)
-    for sheet in [*recall, *speed]:
+    for sheet in [*recall, *speed, *filter(None, [scaling.sheet(params, runs)])]:
         for suffix, text in (("md", sheet.markdown()), ("tex", sheet.latex()), ("csv", sheet.csv())):
             files[Path("tables", f"{sheet.name}.{suffix}")] = text.encode()
     for drawing in drawn:

@@ -137,7 +137,7 @@ def read_run(root: Path, scale: str, name: str, campaign: str | None = None) -> 
 
 def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[tuple[str, str], Run]:
     """By (scale, model), every model of params.yaml at every scale; by (mqar-<scale>, <model>/<cell>) and
-    (efficiency-<scale>, <model>) those that have a record.
+    (efficiency-<scale>, <model>) and (scaling-<scale>, <cell>) those that have a record.
 
     What `root` lacks is taken from the folders of `results`, which are laid out like it: the last one by name
     that has it.
@@ -149,7 +149,8 @@ def read_runs(params: Params, root: Path, results: Path | None = None) -> dict[t
         for path in sorted(at.glob("mqar-*/*/*/manifest.json")):
             *_, scale, model, cell, _ = path.parts
             wanted.append((scale, f"{model}/{cell}"))
-        wanted += [path.parts[-3:-1] for path in sorted(at.glob("efficiency-*/*/manifest.json"))]  # type: ignore[misc]
+        for kind in ("efficiency", "scaling"):
+            wanted += [path.parts[-3:-1] for path in sorted(at.glob(f"{kind}-*/*/manifest.json"))]  # type: ignore[misc]
     found = {(scale, name): read_run(root, scale, name) for scale, name in wanted}
     for at, campaign in roots[1:]:
         for (scale, name), run in found.items():

@@ -35,8 +35,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
 from mdn.tracking.manifest import file_digest
 from mdn.tracking.record import ARCHIVE, Record, flat, identity, read_json, write_json
 
@@ -286,6 +284,8 @@ def _known(client: "MlflowClient", run: str | None) -> bool:
 
 def _send(record: Record, uri: str, status: str | None, experiment: str | None) -> str:
     client, folder, saved = open_store(uri), record.folder, record.folder / "mlflow.json"
+    from omegaconf import OmegaConf  # a machine that only trains may lack it
+
     config: Any = OmegaConf.to_container(OmegaConf.load(folder / "config.yaml"))
     state = read_json(saved) if saved.exists() else {}
     if not _known(client, state.get("run_id")):

@@ -16,34 +16,37 @@ from mdn.training.launch import Stopped
 WARM_UP = 3  # steps left out of a throughput: allocation, compilation, caches
 
 
-def _completes_a_step(trainer: L.Trainer, batch: int) -> bool:
+def completes_a_step(trainer: L.Trainer, batch: int) -> bool:
+    """Whether a micro-batch is the last of its optimizer step."""
     return (batch + 1) % trainer.accumulate_grad_batches == 0
 
 
 class Recorder(Callback):
     """One line of log.jsonl an optimizer step, and one a validation.
 
-    Throughput is that of the whole step, all its micro-batches and the wait for their data; validations and
-    checkpoints between steps do not count.
+    Throughput is that of the whole step, all its micro-batches and the wait for their data, whose share is
+    logged as well; validations and checkpoints between steps do not count.
     """
 
     def __init__(self, record: Record, run: RunConfig) -> None:
         self.record, self.tokens = record, run.training.batch_tokens
         self.flops = self.tokens * flops_per_token(run, run.training.context)
-        self._since: float | None = None
+        self._since: tuple[float, float] | None = None  # clock and seconds waited, at the step's begin
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
         if self._since is None:
-            self._since = time.perf_counter()
+            self._since = _clock(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not _completes_a_step(trainer, batch_idx) or self._since is None:
+        if not completes_a_step(trainer, batch_idx) or self._since is None:
             return
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
+        now = _clock(trainer)
+        seconds, waited = (a - b for a, b in zip(now, self._since, strict=True))
+        self._since = now
         module.last["train/tokens_per_second"] = self.tokens / seconds
+        module.last["train/data_wait"] = waited / seconds
         peak = peak_flops(module.device)
         if peak is not None:
             module.last["train/mfu"] = self.flops / seconds / (peak * trainer.world_size)
@@ -58,6 +61,11 @@ class Recorder(Callback):
         if trainer.is_global_zero and not trainer.sanity_checking:
             loss = float(trainer.callback_metrics["validation/loss"])
             self.record.append(trainer.global_step, {"validation/loss": loss})
+
+
+def _clock(trainer: L.Trainer) -> tuple[float, float]:
+    assert trainer.datamodule is not None  # type: ignore[attr-defined]
+    return time.perf_counter(), trainer.datamodule.waited  # type: ignore[attr-defined]
 
 
 class Checkpointer(Callback):
@@ -83,7 +91,7 @@ class Checkpointer(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not _completes_a_step(trainer, batch_idx):
+        if not completes_a_step(trainer, batch_idx):
             return
         if module.stopping or trainer.global_step % self.machine.checkpoint_every == 0:
             self.save(trainer)
@@ -109,7 +117,7 @@ class Bar(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.is_global_zero and _completes_a_step(trainer, batch_idx):
+        if trainer.is_global_zero and completes_a_step(trainer, batch_idx):
             last = module.last
             figures = f"loss {last['train/loss']:.3f}  lr {last['train/lr']:.1e}"
             figures += f"  {last['train/tokens_per_second']:,.0f} tokens/s"

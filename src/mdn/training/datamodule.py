@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from mdn.config import Machine, RunConfig
-from mdn.data.loader import packed, training_batches
+from mdn.data.loader import MicroBatches, packed, training_batches
 from mdn.data.order import window_count
 from mdn.data.shards import open_split, read_index
 
@@ -19,13 +19,20 @@ class TokenData(L.LightningDataModule):
     def __init__(self, run: RunConfig, machine: Machine, tokens: Path) -> None:
         super().__init__()
         self.run, self.machine, self.folder = run, machine, tokens / run.data
+        self._batches: MicroBatches | None = None
 
-    def train_dataloader(self) -> DataLoader:
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has waited for a batch so far."""
+        return self._batches.waited if self._batches else 0.0
+
+    def train_dataloader(self) -> MicroBatches:
         assert self.trainer is not None
         at = self.trainer
-        return training_batches(
+        self._batches = training_batches(
             self.run, self.machine, self.folder, at.global_step, at.global_rank, at.world_size
         )
+        return self._batches
 
     def val_dataloader(self) -> DataLoader:
         """The first windows of every held-out split, `validation_tokens` in all; the same on every rank."""

@@ -55,7 +55,8 @@ def outside(machine: Machine, environment: Mapping[str, str] = os.environ) -> bo
     """Whether this process is none of the ranks but what has to start them."""
     if machine.launcher == "slurm":
         return "SLURM_STEP_ID" not in environment
-    return "RANK" not in environment and (machine.launcher == "torchrun" or machine.devices > 1)
+    alone = machine.devices == 1 and machine.strategy == "ddp"
+    return "RANK" not in environment and (machine.launcher == "torchrun" or not alone)
 
 
 def enter(machine: Machine, environment: MutableMapping[str, str] = os.environ) -> None:
@@ -154,8 +155,9 @@ def _wait(ranks: list[subprocess.Popen]) -> int:
 
 @contextmanager
 def group() -> Iterator[None]:
-    """The process group of the ranks, if there are several: NCCL on GPUs, Gloo on CPUs."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    """The process group of the ranks that were started: NCCL on GPUs, Gloo on CPUs. A training that nobody
+    started as a rank has none."""
+    if "RANK" not in os.environ:
         yield
         return
     import torch
@@ -169,6 +171,13 @@ def group() -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
+def grouped() -> bool:
+    """Whether this process is in a group of ranks, maybe of one."""
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def leads() -> bool:
     """Whether this is the rank that writes the record."""
     return int(os.environ.get("RANK", 0)) == 0
@@ -178,7 +187,7 @@ def share(answer: Callable[[], Answer]) -> Answer:
     """What the leader answers, on every rank; all wait for it."""
     import torch
 
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not grouped():
         return answer()
     box = [answer() if leads() else None]
     torch.distributed.broadcast_object_list(box)

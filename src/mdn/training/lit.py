@@ -31,6 +31,10 @@ class LitLanguageModel(L.LightningModule):
         super().__init__()
         self.model, self.run, self.stop = model, run, stop
         model.recompute(machine.activation_checkpointing)
+        if machine.compile:
+            # Gradients leave block by block already; DDP need not cut blocks into its buckets.
+            torch._dynamo.config.optimize_ddp = False
+            model.compile_blocks()
         self.stopping = False  # some rank was told to stop; the same on all ranks after a step
         self.skipped = 0
         self.skipped_in_a_row = 0
@@ -48,7 +52,8 @@ class LitLanguageModel(L.LightningModule):
 
     def configure_model(self) -> None:
         if isinstance(self.trainer.strategy, Sharded):
-            shard(self.model, self.trainer.strategy.device_mesh["data_parallel"])
+            strategy = self.trainer.strategy
+            shard(self.model, strategy.device_mesh["data_parallel"], strategy.weights)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return build_optimizer(self.model, self.run)

@@ -1,4 +1,5 @@
-"""FSDP2: each rank holds a share of every weight, its gradient and its optimizer state.
+"""FSDP2: each rank holds a share of every weight, its gradient and its optimizer state. With strategy: zero2
+whole weights stay from their first use in a step to their last.
 
 Checkpoints are the ones that DDP and a single device write (whole tensors, the optimizer's state by number):
 the number of ranks and the strategy may change between a kill and the resume.
@@ -25,12 +26,15 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # collected on
 SPREAD = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 
 
-def shard(model: LanguageModel, mesh: DeviceMesh) -> None:
-    """Spreads the model over the ranks of `mesh`, a block at a time: a rank holds one whole block at once."""
+def shard(model: LanguageModel, mesh: DeviceMesh, weights: bool) -> None:
+    """Spreads the model over the ranks of `mesh`, a block at a time.
+
+    weights: a rank holds one whole block at once, and collects it again for the gradients.
+    """
     if isinstance(model, FSDPModule):
         return
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, reshard_after_forward=weights)
     fully_shard(model, mesh=mesh)
     register_fsdp_forward_method(model, "loss")
 
@@ -38,7 +42,8 @@ def shard(model: LanguageModel, mesh: DeviceMesh) -> None:
 class Sharded(ModelParallelStrategy):
     """Lightning's strategy for FSDP2 over all ranks, with our form of the optimizer's state."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, weights: bool) -> None:
+        self.weights = weights
         super().__init__(data_parallel_size=ranks, tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy
 from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -59,20 +60,24 @@ def train(
 def _train(
     run: RunConfig, machine: Machine, runs: Path, tokens: Path, uri: str | None, stop: StopRequest
 ) -> Record:
-    _quiet()
+    quiet()
     index = read_index(tokens / run.data)
     open_split(tokens / run.data, "train")  # a missing or truncated shard stops here
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
-    _rehearse(model, device)
+    rehearse(model, device)
     record = Record(runs / run.scale / run.name)
     finished, path = launch.share(lambda: _open(record, runs, run, machine, model, index))
     if finished:
         return record
     module = LitLanguageModel(model, run, machine, stop)
     data = TokenData(run, machine, tokens)
-    trainer = _trainer(run, machine, record)
+    trainer = trainer_for(
+        run,
+        machine,
+        [Recorder(record, run), Checkpointer(record, machine), Bar(run.name, run.training.steps)],
+    )
     mirror = Mirror(record, uri if launch.leads() else None)
     mirror.start()
     failed = record.folder / "failed.json"
@@ -83,8 +88,10 @@ def _train(
                 trainer.validate(module, datamodule=data, verbose=False)
         except Diverged as error:  # on all ranks in the same step
             if launch.leads():
-                write_json(failed, {"error": str(error), "step": trainer.global_step})
-                print(f"{record.folder}: diverged: {error}")
+                last = checkpoint.newest(record.checkpoints)
+                told = f"{error}; {last[1].name if last else 'none'} is the last checkpoint before them"
+                write_json(failed, {"error": told, "step": trainer.global_step})
+                print(f"{record.folder}: diverged: {told}")
         weights = get_model_state_dict(model, options=WHOLE)
         if launch.leads():
             _finish(record, module, weights)
@@ -154,15 +161,15 @@ def _open(
     return False, path
 
 
-def _trainer(run: RunConfig, machine: Machine, record: Record) -> L.Trainer:
+def trainer_for(run: RunConfig, machine: Machine, callbacks: list[Callback]) -> L.Trainer:
     """Counts everything in optimizer steps, leaves logs, checkpoints and progress to our callbacks."""
     ranks = machine.devices * machine.nodes
     accumulate = run.training.batch // (machine.micro_batch * ranks)
     strategy: Any = "auto"
-    if ranks > 1:
+    if launch.grouped():
         # Gradients stay in the buckets that are reduced: half the memory for them.
         ddp = DDPStrategy(gradient_as_bucket_view=True)
-        strategy = Sharded(ranks) if machine.strategy == "fsdp" else ddp
+        strategy = ddp if machine.strategy == "ddp" else Sharded(ranks, weights=machine.strategy == "fsdp")
     return L.Trainer(
         max_steps=run.training.steps,
         max_epochs=-1,
@@ -171,17 +178,13 @@ def _trainer(run: RunConfig, machine: Machine, record: Record) -> L.Trainer:
         num_nodes=machine.nodes,
         strategy=strategy,
         # Named, lest Lightning look for a launcher itself and add its own handling of signals.
-        plugins=[TorchElasticEnvironment() if ranks > 1 else LightningEnvironment()],
+        plugins=[TorchElasticEnvironment() if launch.grouped() else LightningEnvironment()],
         precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
         accumulate_grad_batches=accumulate,
         val_check_interval=run.training.validate_every * accumulate,  # Lightning counts micro-batches here
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        callbacks=[
-            Recorder(record, run),
-            Checkpointer(record, machine),
-            Bar(run.name, run.training.steps),
-        ],
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -190,7 +193,7 @@ def _trainer(run: RunConfig, machine: Machine, record: Record) -> L.Trainer:
     )
 
 
-def _rehearse(model: LanguageModel, device: torch.device) -> None:
+def rehearse(model: LanguageModel, device: torch.device) -> None:
     """One tiny forward pass: what cannot run fails here, in seconds, and the operators' modules are loaded,
     so that the code digest covers them."""
     ids = torch.zeros(1, 8, dtype=torch.long, device=device)
@@ -213,6 +216,7 @@ def _describe(
             "kernels": {version.op: version.name for version in loaded()},
             "parameters": sum(p.numel() for p in model.parameters()),
             "ranks": machine.devices * machine.nodes,
+            "compile": machine.compile,
             "started": _now(),
             **environment(),
         },
@@ -233,6 +237,9 @@ def _finish(record: Record, module: LitLanguageModel, weights: dict[str, Any]) -
         "skipped_steps": module.skipped,
         "tokens_per_second": median(speeds[WARM_UP:] or speeds),
     }
+    waits = [line["train/data_wait"] for line in steps if "train/data_wait" in line]
+    if waits:
+        metrics["data_wait"] = mean(waits[WARM_UP:] or waits)
     utilisation = [line["train/mfu"] for line in steps if "train/mfu" in line]
     if utilisation:
         metrics["mfu"] = median(utilisation[WARM_UP:] or utilisation)
@@ -265,7 +272,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Lightning's remarks about loggers, workers and hardware, none of which a user can act on here."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")

@@ -1,7 +1,17 @@
 """The figures, one module each: `drawings(params, runs)` gives what can be drawn from the run folders."""
 
 from mdn.config import Params
-from mdn.reports.figures import dependency, dynamics, efficiency, loss, mqar, niah, positions, spectrum
+from mdn.reports.figures import (
+    dependency,
+    dynamics,
+    efficiency,
+    loss,
+    mqar,
+    niah,
+    positions,
+    scaling,
+    spectrum,
+)
 from mdn.reports.figures.style import Drawing
 from mdn.reports.runs import Run
 
@@ -14,6 +24,7 @@ FIGURES = (
     positions,
     dynamics,
     spectrum,
+    scaling,
 )  # in the order of the page
 
 
