@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mdn.config import Params
+from mdn.reports.frame import AGAIN
 from mdn.reports.notes import notes
 from mdn.reports.render import read_grids
 from mdn.tracking.mlflow import artifact_page, attach, describe, experiment_pages, sync_all
@@ -91,7 +92,7 @@ def test_a_cell_opens_its_provenance_and_a_head_sorts(opened):
     page = opened(scheme="dark")
     page.locator("#table2-smoke tbody tr", has_text="MDN").locator("button.cell").nth(3).click()
     dialog = page.locator("#provenance")
-    assert dialog.locator(".command").inner_text() == "dvc repro evaluate-smoke@mdn-lm"
+    assert dialog.locator(".command").inner_text() == f"{AGAIN} evaluate-smoke@mdn-lm"
     dialog.locator("summary").click()
     assert "pattern: mdn" in dialog.locator("pre").inner_text()
     page.keyboard.press("Escape")
