@@ -114,6 +114,10 @@ def test_a_cell_opens_its_provenance_and_a_head_sorts(opened):
 def test_the_page_fits_a_phone(opened, scheme):
     page = opened(390, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    contents = page.locator("nav")
+    assert contents.bounding_box()["height"] < 100  # folded
+    contents.locator("summary").click()
+    assert contents.get_by_role("link", name="Table 2: main results").first.is_visible()
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.locator("#theme").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
@@ -187,5 +191,7 @@ def test_mlflow_shows_runs_metrics_figures_and_the_report(browser, server):
     page.locator(".js-plotly-plot .scatterlayer .trace path.js-line").first.wait_for()
     page.goto(f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/figures/loss.png")
     page.wait_for_function("[...document.images].some((image) => image.naturalWidth >= 600)")
+    page.goto(f"{address}/#/models/mdn-smoke-mdn/versions/1")
+    page.get_by_text(str(runs / "smoke/mdn/model.safetensors")).first.wait_for()
     page.goto(f"{address}/{artifact_page(uri, report, 'figures/loss-smoke.png')}")
     page.wait_for_function("[...document.images].some((image) => image.naturalWidth >= 1000)")
