@@ -110,6 +110,7 @@ def test_departures_name_tokens_text_limit_and_kernel(page: Page):
         "kernel version v2_segsum",
         "Temperature τ of η sqrt(d/h) sqrt(d/h)",
         "Lower bound of log μ −2 −2",
+        "AdamW, β 0.9 and 0.95, decay 0.1, clip 1 AdamW, β 0.9 and 0.95, decay 0.1, clip 1",
     ):
         assert said in text
 
