@@ -7,8 +7,13 @@ import polars as pl
 import pytest
 
 from mdn.config import Params
-from mdn.reports.frame import AGAIN, SCHEMA, cells, published_values
+from mdn.reports.frame import AGAIN, SCHEMA, frame, published_values
 from mdn.reports.layout import ACCURACIES, LONGBENCH, RETRIEVAL
+from mdn.reports.runs import read_runs
+
+
+def cells(params: Params, root: Path) -> pl.DataFrame:
+    return frame(params, read_runs(params, root))
 
 
 def cell(frame: pl.DataFrame, table: str, scale: str, row: str, column: str) -> dict:

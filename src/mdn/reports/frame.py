@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from mdn.config import Params
 from mdn.reports.layout import AVERAGES, Column, Table, tables
-from mdn.reports.runs import Run, active, read_runs
+from mdn.reports.runs import Run, active
 
 AGAIN = "MDN_FORCE=1 dvc repro --single-item --force"  # runs just the stages that follow, whatever is there
 OK, FAILED, NOT_RUN, MISSING = "ok", "failed", "not run", "missing"
@@ -87,17 +87,8 @@ def layout(params: Params, runs: dict[tuple[str, str], Run]) -> dict[str, list[T
     return {scale: chosen for scale, chosen in found.items() if chosen}
 
 
-def cells(params: Params, root: Path) -> pl.DataFrame:
-    """One line a cell, in the order of the tables, with the columns of SCHEMA.
-
-    Raises:
-        ValueError: if a file of a run folder cannot be read; names it.
-    """
-    return frame(params, read_runs(params, root))
-
-
 def frame(params: Params, runs: dict[tuple[str, str], Run]) -> pl.DataFrame:
-    """`cells` of run folders that are already read."""
+    """One line a cell, in the order of the tables, with the columns of SCHEMA."""
     paper = published_values()
     lines = []
     for scale, chosen in layout(params, runs).items():
