@@ -36,7 +36,7 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("scales/smoke/training/lr", -1e-3, ["scales.smoke.training.lr", "-0.001", "3e-4"]),
         ("scales/smoke/d_modl", 3, ["scales.smoke.d_modl", "unknown", "d_model"]),
         ("scales/smoke/d_model~", None, ["scales.smoke.d_model", "missing"]),
-        ("scales/smoke/training/tokens", 49153, ["training.tokens", "49153", "49152"]),
+        ("scales/smoke/training/tokens", 32769, ["training.tokens", "32769", "32768"]),
         ("scales/smoke/training/context", 300, ["batch_tokens", "1024", "context=300", "900"]),
         ("scales/smoke/machine/micro_batch", 3, ["micro_batch", "3", "divisor of 4"]),
         ("scales/smoke/machine/micro_batch", 0, ["machine.micro_batch", "0", "1 or more"]),

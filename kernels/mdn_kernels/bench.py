@@ -2,6 +2,10 @@
 
     python -m mdn_kernels.bench [--out FOLDER] [--quick]
 
+On a card it begins with a first training call in a new process, on an empty kernel cache and again on what
+that one compiled. To the end of each head size belongs one sequence of 2 to 128 thousand tokens, as CUDA
+graphs: the host's work, which does not grow with the length, is no part of that.
+
 Nothing is timed that is wrong on the machine at hand: each contender's outputs and gradients are compared
 with the float64 recurrence first, and one that differs is refused, with exit status 1. Then the contenders
 take turns (A B A B …) at each shape. On a card a call is timed by CUDA events, with other calls queued behind
@@ -19,9 +23,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
@@ -37,7 +42,7 @@ import mdn_kernels
 from mdn_kernels.comba import comba
 from mdn_kernels.gated_delta_rule import gated_delta_rule
 from mdn_kernels.momentum_delta_rule import OP, momentum_delta_rule
-from mdn_kernels.registry import DECODING, get, versions
+from mdn_kernels.registry import DECODING, choose, get, versions
 from mdn_kernels.testing import evaluate, make_inputs, relative_error, tensor_arguments, to_float64
 
 BASELINE = "fla.gated_delta_rule"
@@ -64,6 +69,7 @@ CUDA_SHAPES = [
     for B, T in ((4, 4096), (8, 2048), (2, 8192), (1, 16384))
 ]
 CPU_SHAPES = [Shape("small", 1, 256, 2, 32, 64)]
+LENGTHS = [2048 * 2**i for i in range(7)]
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Contender:
 
     name: str
     op: Callable
-    version: str
+    version: str | None  # None: the one that is chosen
     gates: Sequence[str] = ("typical",)  # that it has to be right for
 
     def forward(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -236,6 +242,56 @@ def time_shape(
     ]
 
 
+def first_call() -> float:
+    """Seconds of the first training call of this process, compiling included, at the first of the shapes."""
+    call, backward = workload(
+        Contender("chosen", momentum_delta_rule, None), CUDA_SHAPES[0], torch.bfloat16, "cuda"
+    )
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    train(call, backward)
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def first_calls() -> dict[str, float]:
+    """`first_call` of two new processes: one finds no compiled kernel, the next what that one left."""
+    found = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("empty_cache_s", "warm_cache_s"):
+            done = subprocess.run(
+                [sys.executable, "-c", "from mdn_kernels.bench import first_call; print(first_call())"],
+                env=os.environ | {"TRITON_CACHE_DIR": cache},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            found[name] = round(float(done.stdout.split()[-1]), 2)
+    return found
+
+
+def time_lengths(heads: Shape, dtype: torch.dtype) -> list[dict]:
+    """Median ms of a training call of the version that is chosen, for one sequence of each of LENGTHS."""
+    rows = []
+    for T in LENGTHS:
+        chosen = choose(OP, "cuda", dtype, T, heads.K, heads.V).name
+        shape = replace(heads, B=1, T=T)
+        call, backward = workload(Contender(chosen, momentum_delta_rule, chosen), shape, dtype, "cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # compiles; a graph is not captured on the stream of everything else
+            train(call, backward)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            train(call, backward)
+        ((_, ms, _),) = take_turns({chosen: graph.replay}, "cuda", turns=2).values()
+        rows.append({"name": chosen, **asdict(shape), "forward_backward_ms_p50": round(ms, 4)})
+        del graph
+        torch.cuda.empty_cache()
+    return rows
+
+
 def environment(device: str) -> dict:
     """What the figures depend on."""
 
@@ -329,6 +385,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ImportError as error:
             print(f"FLA skipped: {error}")
 
+    if device == "cuda":
+        record["first_call"] = first_calls()
+        print(
+            "first call: {empty_cache_s} s, {warm_cache_s} s with compiled kernels".format(
+                **record["first_call"]
+            )
+        )
+
     refused = False
     for heads in dict.fromkeys(shape.heads for shape in shapes):
         of_heads = [shape for shape in shapes if shape.heads == heads]
@@ -366,6 +430,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 record["results"] += rows
                 print(*map(show, rows), sep="\n", flush=True)
                 write_record(options.out, record)
+            if device == "cuda" and not options.quick:
+                lengths = time_lengths(of_heads[0], dtype)
+                record.setdefault("lengths", []).extend(lengths)
+                for row in lengths:
+                    per_token = 1e6 * row["forward_backward_ms_p50"] / row["T"]
+                    print(
+                        f"{row['name']:<24}1x{row['T']:<7}{per_token:>8.1f} ns a token, forward and backward"
+                    )
         finally:
             mdn_kernels.CHECK_GATES = was
     write_record(options.out, record)

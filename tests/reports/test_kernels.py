@@ -69,6 +69,25 @@ def test_committed_timings_are_tables_and_pictures(record: dict):
     assert f"{timed['forward_backward_ms_p50']:.5g}" in bars
 
 
+def test_lengths_are_set_against_the_longest_of_their_heads_and_the_first_call_is_named(record: dict):
+    (bench,) = [x for x in record["timings"] if x["file"] == "h200.json"]
+    one = {"name": "v4_hopper", "heads": "1.3B", "B": 1, "H": 6, "K": 256, "V": 512}
+    bench["lengths"] = [
+        {**one, "T": 2048, "forward_backward_ms_p50": 0.6},
+        {**one, "T": 8192, "forward_backward_ms_p50": 2.0},
+        {**one, "heads": "400M", "K": 128, "V": 256, "T": 2048, "forward_backward_ms_p50": 0.3},
+    ]
+    bench["first_call"] = {"empty_cache_s": 21.4, "warm_cache_s": 1.25}
+    tables = report(record).tables
+    (table,) = [table for table in tables if table.title.startswith("One sequence")]
+    assert [cells[2:] for cells in table.rows] == [
+        ["2,048", "0.600", "293.0", "1.20"],
+        ["8,192", "2.000", "244.1", "1.00"],
+        ["2,048", "0.300", "146.5", "1.00"],
+    ]
+    assert any("first call 21.4 s, 1.2 s with compiled kernels" in table.title for table in tables)
+
+
 def test_what_is_not_finite_is_drawn_at_the_edge_and_the_rest_at_its_value(record: dict):
     series = {s.label: s.xs for s in report(record).drawings[0].readings.panels[0].series}
     assert series["v2_segsum"] == [2e-7, 5e-8, 1.6e-7]

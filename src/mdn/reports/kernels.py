@@ -73,6 +73,8 @@ def report(record: dict[str, Any], only: list[str] | None = None) -> Report:
             tables.append(found)
         if rows:
             tables.append(timing({**bench, "results": rows}))
+            if bench.get("lengths"):
+                tables.append(lengths(bench))
             if drawing := kernels.speed({**bench, "results": rows}, names):
                 drawings.append(drawing)
     tables.insert(0 if only else len(tables), registered(accuracy, only))  # what was changed comes first
@@ -142,6 +144,9 @@ def timing(bench: dict[str, Any]) -> Plain:
     ]
     versions = ", ".join(f"{name} {bench[name]}" for name in ("torch", "triton", "fla") if bench.get(name))
     title = f"Time and memory on {bench['device']} ({versions}; {bench['date'][:10]})"
+    if first := bench.get("first_call"):
+        empty, warm = first["empty_cache_s"], first["warm_cache_s"]
+        title += f"; first call {empty:.1f} s, {warm:.1f} s with compiled kernels"
     head = [
         "B×T, H × K × V",
         "version",
@@ -152,6 +157,28 @@ def timing(bench: dict[str, Any]) -> Plain:
         "kept MiB",
     ]
     return Plain(title, [*head, "peak MiB"], rows, words=2)
+
+
+def lengths(bench: dict[str, Any]) -> Plain:
+    """One sequence of many lengths: whether its cost is linear."""
+    rows = []
+    for row in bench["lengths"]:
+        of_heads = [x for x in bench["lengths"] if x["heads"] == row["heads"]]
+        per_token = [
+            x["forward_backward_ms_p50"] / x["T"] for x in (row, max(of_heads, key=lambda x: x["T"]))
+        ]
+        rows.append(
+            [
+                f"{row['H']} × {row['K']} × {row['V']}",
+                row["name"],
+                f"{row['T']:,}",
+                f"{row['forward_backward_ms_p50']:.3f}",
+                f"{1e6 * per_token[0]:.1f}",
+                f"{per_token[0] / per_token[1]:.2f}",
+            ]
+        )
+    head = ["H × K × V", "version", "tokens", "forward + backward ms", "ns a token", "to the longest"]
+    return Plain(f"One sequence on {bench['device']}, as a CUDA graph", head, rows, words=2)
 
 
 def card_errors(bench: dict[str, Any], only: list[str] | None = None) -> Plain | None:
