@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mdn.config import ConfigError, load
 from mdn.data.hub import fetch
+from mdn.tracking.record import forced
 
 
 def main() -> None:
@@ -15,7 +16,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         hub = load(arguments.params).data.hub
-        fetch(hub, arguments.raw)
+        fetch(hub, arguments.raw, again=forced())
     except ConfigError as error:
         sys.exit(f"{arguments.params}: {error}")
     except OSError as error:

@@ -1,6 +1,7 @@
 """The harness against brute force and against lm-eval's own HFLM on the same weights."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.evaluator import evaluate
 from torch import nn
 
+from mdn.config import Shape
 from mdn.evaluation.harness import Harness
-from mdn.evaluation.tasks import PREFIXED, build
+from mdn.evaluation.tasks import PREFIXED
+from mdn.evaluation.tasks import build as build_task
+from mdn.mixers.base import EPS
+from mdn.models.block import mlp_width
+from mdn.models.lm import LanguageModel, build
 
 from .items import EXAMPLES
 from .models import EOT
@@ -140,55 +146,72 @@ def test_generation_options_that_do_not_work_are_refused(model, tokenizer, optio
         harness(model, tokenizer).generate_until([instance("generate_until", "x", options)])
 
 
-class Transformer(nn.Module):
-    """A transformers model behind our interface."""
+def as_llama(ours: LanguageModel):
+    """Our Transformer as the class of transformers that has its layers: RMSNorm, RoPE, SwiGLU."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    def __init__(self, inner) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def hidden(self, ids_BT, states=None, cu_seqlens=None):
-        return self.inner.transformer(ids_BT).last_hidden_state, None
-
-    def logits(self, h):
-        return self.inner.lm_head(h)
-
-
-@pytest.fixture(scope="module")
-def reference(tokenizer):
-    """A random GPT-2, and HFLM around it."""
-    from lm_eval.models.huggingface import HFLM
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-
-    torch.manual_seed(1)
-    config = GPT2Config(
-        n_positions=64,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        initializer_range=0.3,
+    run, weights = ours.run, ours.state_dict()
+    config = LlamaConfig(
+        vocab_size=len(ours.embedding.weight),
+        hidden_size=run.d_model,
+        intermediate_size=mlp_width(run.d_model),
+        num_hidden_layers=run.shape.layers,
+        num_attention_heads=run.shape.heads,
+        max_position_embeddings=64,
+        rms_norm_eps=EPS,
+        tie_word_embeddings=False,
         bos_token_id=EOT,
         eos_token_id=EOT,
     )
-    inner = GPT2LMHeadModel(config).eval()
+    theirs = {"lm_head.weight": weights["head.weight"], "model.norm.weight": weights["norm.weight"]}
+    theirs["model.embed_tokens.weight"] = weights["embedding.weight"]
+    for n in range(run.shape.layers):
+        block, layer = f"blocks.{n}.", f"model.layers.{n}."
+        parts = dict(zip("qkv", weights[f"{block}mixer.qkv.weight"].chunk(3), strict=True))
+        theirs |= {f"{layer}self_attn.{name}_proj.weight": part for name, part in parts.items()}
+        theirs[f"{layer}self_attn.o_proj.weight"] = weights[f"{block}mixer.out.weight"]
+        gate, up = weights[f"{block}mlp.up.weight"].chunk(2)
+        theirs |= {f"{layer}mlp.gate_proj.weight": gate, f"{layer}mlp.up_proj.weight": up}
+        theirs[f"{layer}mlp.down_proj.weight"] = weights[f"{block}mlp.down.weight"]
+        theirs[f"{layer}input_layernorm.weight"] = weights[f"{block}mixer_norm.weight"]
+        theirs[f"{layer}post_attention_layernorm.weight"] = weights[f"{block}mlp_norm.weight"]
+    llama = LlamaForCausalLM(config)
+    llama.load_state_dict(theirs)
+    return llama.eval()
+
+
+@pytest.fixture(scope="module")
+def reference(tokenizer, params):
+    """Our Transformer with random weights, and HFLM around its export."""
+    from lm_eval.models.huggingface import HFLM
+    from transformers import PreTrainedTokenizerFast
+
+    torch.manual_seed(1)
+    shape = Shape(layers=2, heads=2, head_k=8, head_v=8)
+    ours = build(replace(params.run("smoke", "transformer"), d_model=16, shape=shape)).eval()
+    with torch.no_grad():
+        for weight in ours.parameters():
+            if weight.dim() == 2:
+                weight.mul_(15)  # no answer as likely as another
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
     )
+    llama = as_llama(ours)
 
     def hflm(prefix: bool) -> HFLM:
-        return HFLM(pretrained=inner, tokenizer=fast, batch_size=3, max_length=64, add_bos_token=prefix)
+        return HFLM(pretrained=llama, tokenizer=fast, batch_size=3, max_length=64, add_bos_token=prefix)
 
-    return Transformer(inner).eval(), hflm
+    return ours, hflm
 
 
 @pytest.mark.slow  # imports transformers
 @pytest.mark.parametrize("task", sorted(EXAMPLES))
 def test_scores_are_those_of_lm_evals_own_model(reference, tokenizer, task):
-    inner, hflm = reference
+    model, hflm = reference
     example, prefix = EXAMPLES[task], task in PREFIXED
     found = []
-    for lm in (harness(inner, tokenizer, window=64, prefix=prefix), hflm(prefix)):
-        ours = build(task, example.items, example.split)
+    for lm in (harness(model, tokenizer, window=64, prefix=prefix), hflm(prefix)):
+        ours = build_task(task, example.items, example.split)
         found.append(evaluate(lm, {"tasks": {task: ours}, "groups": {}}, bootstrap_iters=1000))
     ours, theirs = found
     for mine, other in zip(ours["samples"][task], theirs["samples"][task], strict=True):
@@ -205,7 +228,7 @@ def test_scores_are_those_of_lm_evals_own_model(reference, tokenizer, task):
 
 @pytest.mark.slow
 def test_rolling_likelihood_is_that_of_lm_evals_own_model(reference, tokenizer):
-    inner, hflm = reference
+    model, hflm = reference
     requests = [instance("loglikelihood_rolling", text) for text in ("short", "long " * 40, "a" * 64)]
-    ours = harness(inner, tokenizer, window=64).loglikelihood_rolling(requests)
+    ours = harness(model, tokenizer, window=64).loglikelihood_rolling(requests)
     assert ours == pytest.approx(hflm(False).loglikelihood_rolling(requests, disable_tqdm=True), rel=1e-5)

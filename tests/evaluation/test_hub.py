@@ -130,16 +130,37 @@ class TestFetch:
         with pytest.raises(OSError, match=r"someone/based at main cannot be fetched \(no network\)"):
             fetch(replace(hub, mirror=None), tmp_path / "raw")
 
-    def test_a_revision_is_resolved_to_its_commit(self, tmp_path, hub, monkeypatch):
+    @pytest.fixture
+    def online(self, monkeypatch):
+        """online(sha): a Hub on which every revision stands for that commit."""
         import huggingface_hub
 
-        def snapshot(repository, *, repo_type, revision, local_dir, allow_patterns, ignore_patterns):
-            assert (repository, repo_type, revision) == ("someone/based", "dataset", "c0ffee")
-            write(local_dir / "validation.jsonl", [{"text": "from the Hub"}])
+        def at(sha: str) -> None:
+            def snapshot(repository, *, repo_type, revision, local_dir, allow_patterns, ignore_patterns):
+                assert (repository, repo_type, revision) == ("someone/based", "dataset", sha)
+                write(local_dir / "validation.jsonl", [{"text": f"from {sha}"}])
 
-        info = type("Info", (), {"sha": "c0ffee"})
-        monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, revision: info)
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
-        fetch(replace(hub, mirror=None), tmp_path / "raw")
-        assert FDA.items(tmp_path / "raw") == [{"text": "from the Hub"}]
+            info = type("Info", (), {"sha": sha})
+            monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, revision: info)
+            monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+
+        return at
+
+    def test_a_revision_is_resolved_to_its_commit_which_is_told(self, tmp_path, hub, online):
+        online("c0ffee")
+        said = []
+        fetch(replace(hub, mirror=None), tmp_path / "raw", said.append)
+        assert FDA.items(tmp_path / "raw") == [{"text": "from c0ffee"}]
         assert json.loads((tmp_path / "raw/hub/someone/based" / STAMP).read_text())["commit"] == "c0ffee"
+        assert said[-1] == "someone/based: main may move; data.hub.sets takes c0ffee"
+
+    def test_a_revision_that_has_moved_is_refused_until_it_is_named(self, tmp_path, hub, online):
+        online("c0ffee")
+        fetch(replace(hub, mirror=None), tmp_path / "raw")
+        online("decade")
+        fetch(replace(hub, mirror=None), tmp_path / "raw")  # here already: the Hub is not asked
+        with pytest.raises(OSError, match="at main is commit decade now, and c0ffee in "):
+            fetch(replace(hub, mirror=None), tmp_path / "raw", again=True)
+        assert FDA.items(tmp_path / "raw") == [{"text": "from c0ffee"}]
+        fetch(replace(hub, mirror=None, sets={"someone/based": "decade"}), tmp_path / "raw")
+        assert FDA.items(tmp_path / "raw") == [{"text": "from decade"}]

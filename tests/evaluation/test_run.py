@@ -18,7 +18,7 @@ from mdn.evaluation import data
 from mdn.evaluation.scoring import quiet
 from mdn.evaluation.suites import NotRun, commonsense, lm, run
 from mdn.evaluation.suites.run import Cell, run_suite, write_samples
-from mdn.tracking.record import Record
+from mdn.tracking.record import Record, write_json
 
 from .files import write_all
 from .items import EXAMPLES
@@ -148,6 +148,19 @@ def test_a_finished_suite_is_adopted_without_work(cell, monkeypatch):
     monkeypatch.setattr(run, "_run", lambda *_: pytest.fail("evaluated again"))
     assert run_suite(cell, "lm", nothing) == path
     assert path.read_bytes() == before
+
+
+def test_a_finished_suite_is_evaluated_again_if_forced_with_nothing_kept_of_an_interrupted_one(
+    cell, monkeypatch
+):
+    path = run_suite(cell, "lm", nothing)
+    before, ran, inner = read(path)["results"], [], run._run
+    kept = path.with_name("lm.partial") / "lambada_openai.json"
+    write_json(kept, {"identity": read(path)["identity"], "results": [], "samples": [], "seconds": 0})
+    monkeypatch.setenv("MDN_FORCE", "1")
+    monkeypatch.setattr(run, "_run", lambda *args: ran.append(args[2]) or inner(*args))
+    assert read(run_suite(cell, "lm", nothing))["results"] == before
+    assert ran == ["lambada_openai", "wikitext", "heldout_wiki", "heldout_c4"]
 
 
 def change_weights(cell):

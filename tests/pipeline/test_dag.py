@@ -147,6 +147,28 @@ def test_nothing_to_do_runs_nothing(project):
     assert changed(project) == set()
 
 
+def test_the_command_of_a_cell_makes_that_cell_again_and_nothing_else(project):
+    """Plainly asked for, DVC skips what is up to date; forced, the stage does not adopt its own result."""
+
+    def state() -> dict[str, int]:
+        return {str(p): p.stat().st_mtime_ns for p in (project / "runs").rglob("*") if p.is_file()}
+
+    cells = pl.read_csv(project / "reports" / "cells.csv", infer_schema_length=None)
+    wanted = (pl.col("row") == "gdn") & (pl.col("column") == "heldout_wiki") & (pl.col("scale") == "smoke")
+    before, row = state(), cells.filter(wanted, pl.col("table") == "table2").to_dicts()[0]
+    path = project / "runs" / "smoke" / "gdn" / "evaluation" / "lm.json"
+    first = json.loads(path.read_text())
+    assert ran(run(project, "sh", "-c", row["command"])) == {"evaluate-smoke@gdn-lm"}
+    made = {name for name, time in state().items() if before.get(name) != time}
+    own = {path, path.with_name("lm.samples.jsonl.gz"), path.with_name("metrics") / "lm.json"}
+    assert made == set(map(str, own))
+    assert json.loads(path.read_text())["results"] == first["results"]
+    assert changed(project) == {"render"}
+    run(project, "git", "checkout", "-q", "dvc.lock")
+    run(project, "dvc", "checkout", "--force")
+    assert changed(project) == set()
+
+
 def test_rendering_twice_gives_the_same_bytes(project):
     def rendered() -> dict[str, bytes]:
         return {str(p): p.read_bytes() for p in sorted((project / "reports").rglob("*")) if p.is_file()}

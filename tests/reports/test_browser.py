@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mdn.config import Params
+from mdn.reports.frame import AGAIN
 from mdn.reports.notes import notes
 from mdn.reports.render import read_grids
 from mdn.tracking.mlflow import artifact_page, attach, describe, experiment_pages, sync_all
@@ -91,7 +92,7 @@ def test_a_cell_opens_its_provenance_and_a_head_sorts(opened):
     page = opened(scheme="dark")
     page.locator("#table2-smoke tbody tr", has_text="MDN").locator("button.cell").nth(3).click()
     dialog = page.locator("#provenance")
-    assert dialog.locator(".command").inner_text() == "dvc repro evaluate-smoke@mdn-lm"
+    assert dialog.locator(".command").inner_text() == f"{AGAIN} evaluate-smoke@mdn-lm"
     dialog.locator("summary").click()
     assert "pattern: mdn" in dialog.locator("pre").inner_text()
     page.keyboard.press("Escape")
@@ -113,6 +114,10 @@ def test_a_cell_opens_its_provenance_and_a_head_sorts(opened):
 def test_the_page_fits_a_phone(opened, scheme):
     page = opened(390, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    contents = page.locator("nav")
+    assert contents.bounding_box()["height"] < 100  # folded
+    contents.locator("summary").click()
+    assert contents.get_by_role("link", name="Table 2: main results").first.is_visible()
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.locator("#theme").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
@@ -186,5 +191,7 @@ def test_mlflow_shows_runs_metrics_figures_and_the_report(browser, server):
     page.locator(".js-plotly-plot .scatterlayer .trace path.js-line").first.wait_for()
     page.goto(f"{address}/#/experiments/{experiment}/runs/{run}/artifacts/figures/loss.png")
     page.wait_for_function("[...document.images].some((image) => image.naturalWidth >= 600)")
+    page.goto(f"{address}/#/models/mdn-smoke-mdn/versions/1")
+    page.get_by_text(str(runs / "smoke/mdn/model.safetensors")).first.wait_for()
     page.goto(f"{address}/{artifact_page(uri, report, 'figures/loss-smoke.png')}")
     page.wait_for_function("[...document.images].some((image) => image.naturalWidth >= 1000)")

@@ -1,3 +1,4 @@
+import gzip
 import json
 import shutil
 import subprocess
@@ -5,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest, norm
 
 from mdn.cli import main
 from mdn.config import Params
@@ -34,10 +36,37 @@ def test_only_what_differs_is_listed(runs: Path):
 def test_results_come_with_their_difference_in_standard_errors(runs: Path):
     text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
     rows = {(row[0], row[1]): row[2:] for row in section(text, "Results")}
-    a, b, gap, errors = rows["piqa", "acc"]
+    a, b, gap, errors, judged = rows["piqa", "acc"]
     assert (a, b, gap) == ("0.28 ± 0.04 (n = 40)", "0.33 ± 0.04 (n = 40)", "+0.05")
-    assert errors == "+0.88"  # 0.05 / (0.04 √2)
-    assert rows["heldout_wiki", "perplexity"][-1] == "–"  # no standard error there
+    assert (errors, judged) == ("+0.88", "two errors")  # 0.05 / (0.04 √2)
+    assert rows["heldout_wiki", "perplexity"][-2:] == ["–", "–"]  # no standard error there
+
+
+def answer(run: Path, right: list[int], task: str = "piqa", metric: str = "acc") -> None:
+    """Samples that make a run's result."""
+    path = run / "evaluation/commonsense.json"
+    found = json.loads(path.read_text())
+    for row in found["results"]:
+        if row["task"] == task:
+            row |= {"value": sum(right) / len(right), "n": len(right)}
+    path.write_text(json.dumps(found))
+    with gzip.open(path.with_name("commonsense.samples.jsonl.gz"), "wt") as file:
+        file.writelines(json.dumps({"task": task, metric: score}) + "\n" for score in right)
+
+
+def test_the_same_items_are_compared_one_by_one(runs: Path):
+    a, b = runs / "smoke/gdn", runs / "smoke/mdn"
+    answer(a, [0] * 20 + [1] * 5 + [1] * 15)
+    answer(b, [1] * 20 + [0] * 5 + [1] * 15)
+
+    def judged() -> list[str]:
+        return next(row[-2:] for row in section(diff(read(a), read(b)), "Results") if row[0] == "piqa")
+
+    z = norm.isf(binomtest(20, 25).pvalue / 2)
+    assert judged() == [f"+{z:.2f} \\*\\*", "40 items: 20 up, 5 down"]
+    assert " 1 are judged item by item" in diff(read(a), read(b))
+    answer(b, [1] * 39)  # one item less: not the same
+    assert judged()[1] == "two errors"
 
 
 def test_the_log_is_compared_at_steps_that_both_have(runs: Path):
@@ -94,7 +123,7 @@ def test_stars_follow_the_normal_distribution(z, stars):
 def test_what_is_beyond_chance_is_marked_and_counted(runs: Path):
     shift(runs / "smoke/mdn", 0.16)  # 0.05 + 0.16 = 0.21 are 3.7 standard errors of 0.04 √2
     text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
-    rows = {(row[0], row[1]): row[-1] for row in section(text, "Results")}
+    rows = {(row[0], row[1]): row[-2] for row in section(text, "Results")}
     assert rows["piqa", "acc"] == "+3.71 \\*\\*\\*"
     assert rows["lambada_openai", "acc"] == "+0.88"
     marked = [value for value in rows.values() if value.endswith("*")]
@@ -165,7 +194,7 @@ def repository(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         outs = [
             str(path.relative_to(tmp_path))
             for name in names
-            for kind in ("config.yaml", "manifest.json", "log.jsonl", "metrics.json", "evaluation/*.json")
+            for kind in ("config.yaml", "manifest.json", "log.jsonl", "metrics.json", "evaluation/*.*")
             for path in (runs / "smoke" / name).glob(kind)
         ]
         stage = {"stages": {"all": {"cmd": "true", "outs": outs}}}

@@ -3,11 +3,12 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from mdn.config import Params
 from mdn.reports.figures import drawings
 from mdn.reports.figures.loss import smooth
-from mdn.reports.figures.style import line_style
+from mdn.reports.figures.style import line_style, log_scale
 from mdn.reports.runs import read_runs
 
 
@@ -36,6 +37,21 @@ def test_a_long_training_does_not_make_a_large_figure(params: Params, runs: Path
         (runs / scale / name / "log.jsonl").unlink(missing_ok=True)
     drawing = next(d for d in drawings(params, read_runs(params, runs)) if d.name == "loss-smoke")
     assert len(drawing.svg) < 100_000
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [([0.03, 0.002], ["0.002", "0.005", "0.01", "0.02"]), ([0.01, 150], ["0.01", "0.1", "1", "10", "100"])],
+)
+def test_labels_of_a_logarithmic_axis_have_room(values, labels):
+    panel = Figure().subplots()
+    panel.plot(values)
+    log_scale(panel)
+    low, high = panel.get_ylim()
+    shown = [label.get_text() for label in panel.get_yticklabels()]
+    at = panel.yaxis.get_major_formatter().format_ticks(panel.get_yticks())
+    assert shown == at
+    assert [text for text, y in zip(at, panel.get_yticks(), strict=True) if low <= y <= high] == labels
 
 
 def test_scales_without_a_run_have_no_figure_and_theory_needs_none(params: Params, tmp_path: Path):

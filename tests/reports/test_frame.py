@@ -7,8 +7,13 @@ import polars as pl
 import pytest
 
 from mdn.config import Params
-from mdn.reports.frame import SCHEMA, cells, published_values
+from mdn.reports.frame import AGAIN, SCHEMA, frame, published_values
 from mdn.reports.layout import ACCURACIES, LONGBENCH, RETRIEVAL
+from mdn.reports.runs import read_runs
+
+
+def cells(params: Params, root: Path) -> pl.DataFrame:
+    return frame(params, read_runs(params, root))
 
 
 def cell(frame: pl.DataFrame, table: str, scale: str, row: str, column: str) -> dict:
@@ -104,7 +109,31 @@ def test_a_value_carries_its_provenance(params: Params, runs: Path):
     assert found["fingerprint"] == params.run("smoke", "mdn").fingerprint()
     assert found["kernel"] == "momentum_delta_rule: v2_segsum"
     assert (found["commit"], found["data"], found["run_id"]) == ("0123456789ab", "da7a" * 3, f"{3:032x}")
-    assert found["command"] == "dvc repro evaluate-smoke@mdn-commonsense"
+    assert found["command"] == f"{AGAIN} evaluate-smoke@mdn-commonsense"
+
+
+def test_the_command_makes_just_its_cell_again_or_what_is_missing_with_all_it_needs(
+    params: Params, runs: Path, add_run
+):
+    (runs / "smoke/gdn/evaluation/lm.json").unlink()
+    frame = cells(params, runs)
+
+    def command(row: str, column: str, table: str = "table2", scale: str = "smoke") -> str | None:
+        return cell(frame, table, scale, row, column)["command"]
+
+    assert command("mdn", "lm_average") == f"{AGAIN} evaluate-smoke@mdn-lm evaluate-smoke@mdn-commonsense"
+    assert command("gdn", "hellaswag") == f"{AGAIN} evaluate-smoke@gdn-commonsense"
+    assert command("gdn", "lambada_acc") == "dvc repro evaluate-smoke@gdn-lm"
+    assert command("gdn", "lm_average") == "dvc repro evaluate-smoke@gdn-lm"
+    ablation = command("mdn-no-momentum", "piqa", "table4-ablations")
+    assert ablation == f"{AGAIN} train-smoke@mdn-no-momentum"  # it failed in training
+    assert (
+        command("mdn-h-3to1", "piqa", "table4-hybrids") == "dvc repro evaluate-smoke@mdn-h-3to1-commonsense"
+    )
+    assert command("mdn", "piqa", scale="400m") is None  # no longer listed: there is no such stage
+    assert command("kda", "piqa", scale="400m") is None
+    few = replace(params, suites=["commonsense"])
+    assert cell(cells(few, runs), "table2", "smoke", "mdn", "lm_average")["command"] is None
 
 
 def test_average_is_the_plain_mean_of_eight_with_their_errors_propagated(params: Params, runs: Path):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from mdn.config import Params
+from mdn.reports.frame import AGAIN
 from mdn.reports.render import render
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -87,7 +88,7 @@ def test_cells_tell_their_provenance(page: Page, source: str):
     assert cell["Value"] == "32.5 ± 4.0"
     assert cell["Items"] == "40 (limit 40)"
     assert cell["Kernel"] == "momentum_delta_rule: v2_segsum"
-    assert cell["Command"] == "dvc repro evaluate-smoke@mdn-commonsense"
+    assert cell["Command"] == f"{AGAIN} evaluate-smoke@mdn-commonsense"
     assert {"Fingerprint", "Commit", "Training data", "MLflow run"} <= set(cell)
     records = json.loads(re.search(r'id="records">(.*?)</script>', source, re.S)[1])
     record = records[cell["record"]]
@@ -110,6 +111,7 @@ def test_departures_name_tokens_text_limit_and_kernel(page: Page):
         "kernel version v2_segsum",
         "Temperature τ of η sqrt(d/h) sqrt(d/h)",
         "Lower bound of log μ −2 −2",
+        "AdamW, β 0.9 and 0.95, decay 0.1, clip 1 AdamW, β 0.9 and 0.95, decay 0.1, clip 1",
     ):
         assert said in text
 

@@ -69,7 +69,7 @@ def test_a_finished_record_arrives_whole(runs, tiny_run, uri, client, capsys):
     assert expected.items() <= run.data.tags.items()
     assert run.data.tags["versions.torch"] == "2"
     assert run.data.tags["kernel"] == "recurrent, v2_segsum"
-    files = {"config.yaml", "manifest.json", "metrics.json", "figures"}
+    files = {"config.yaml", "manifest.json", "metrics.json", "figures", "weights"}
     assert artifacts(client, run.info.run_id) == files
     assert artifacts(client, run.info.run_id, "figures") == {"figures/loss.png"}
     assert capsys.readouterr() == ("", "")
@@ -311,6 +311,47 @@ def test_another_store_gets_everything_and_a_moved_one_finds_its_artifacts(
     assert again != run
     assert steps(there, again) == [1, 2, 3]
     assert json.loads((record.folder / "mlflow.json").read_text())["uri"] == copy
+
+
+def test_final_weights_are_versions_of_a_model_that_say_where_they_lie(runs, tiny_run, uri, client, tmp_path):
+    model = "mdn-smoke-mdn"
+    seen = {found.run_id for found in client.search_model_versions(f"name = '{model}'")}
+    record = runs.begin(tiny_run)
+    sync(record, uri)
+    assert {found.run_id for found in client.search_model_versions(f"name = '{model}'")} == seen
+    runs.finish(record)
+    first = sync(record, uri)
+    sync(record, uri)
+    one = client.get_model_version_by_alias(model, "current")
+    assert (one.run_id, one.description) == (first, f"{record.weights} on None")
+    assert one.tags["mdn.identity"] == identity(record.folder)
+    folder = client.download_artifacts(first, one.source.removeprefix(f"runs:/{first}/"), str(tmp_path))
+    pointer = json.loads(Path(folder, "pointer.json").read_text())
+    assert Path(pointer["path"]).stat().st_size == pointer["bytes"] == len(b"weights")
+    assert sum(path.stat().st_size for path in Path(folder).iterdir()) < 1000  # and no weights
+
+    changed = runs.begin(replace(tiny_run, lr=0.5))  # the first is archived
+    runs.finish(changed)
+    second = sync_all(runs.root, uri)[changed.folder]
+    assert client.get_model_version_by_alias(model, "current").run_id == second
+    assert "/.archive/" in client.get_model_version(model, one.version).description
+    found = [found.run_id for found in client.search_model_versions(f"name = '{model}'")]
+    assert sorted(run for run in found if run not in seen) == sorted([first, second])
+
+    runs.open(tiny_run)  # and comes back
+    sync(record, uri)
+    assert client.get_model_version_by_alias(model, "current").version == one.version
+
+
+def test_diverged_weights_and_records_without_any_are_not_registered(runs, tiny_run, uri, client):
+    record = runs.begin(tiny_run)
+    runs.finish(record)
+    write_json(record.folder / "failed.json", {"error": "diverged"})
+    bare = runs.begin(replace(tiny_run, name="gdn"))
+    write_json(bare.folder / "manifest.json", bare.manifest | {"weights": None})
+    bare.finish({})
+    for sent in (sync(record, uri), sync(bare, uri)):
+        assert client.search_model_versions(f"run_id = '{sent}'") == []
 
 
 def test_sync_all_sends_archived_runs_as_well(runs, tiny_run, uri, client):

@@ -25,6 +25,20 @@ def test_a_finished_run_is_adopted_untouched(runs, tiny_run):
     assert again.config == tiny_run
 
 
+def test_a_finished_run_is_made_again_if_forced_and_what_that_left_unfinished_is_resumed(
+    runs, tiny_run, monkeypatch
+):
+    record = runs.begin(tiny_run, steps=5)
+    runs.finish(record)
+    monkeypatch.setenv("MDN_FORCE", "1")
+    was = identity(record.folder)
+    assert runs.open(tiny_run) == (record, "new")
+    assert list(record.folder.iterdir()) == []
+    assert Record(runs.root / ARCHIVE / tiny_run.scale / tiny_run.name / was).finished
+    runs.begin(tiny_run, steps=2)
+    assert runs.open(tiny_run) == (record, "resume")
+
+
 @pytest.mark.parametrize("missing", ["metrics.json", "model.safetensors"])
 def test_a_run_without_weights_or_metrics_is_resumed(runs, tiny_run, missing):
     record = runs.begin(tiny_run)

@@ -135,6 +135,7 @@ def test_a_training_through_kill_outage_and_resume_is_one_run_with_one_value_a_s
     assert found["mdn"].data.params["lr"] == str(tiny_run.lr)
     assert found["mdn"].data.metrics["final/validation_loss"] == 2.5
     artifacts = {item.path for item in client.list_artifacts(identifier(first))}
-    assert artifacts == {"config.yaml", "manifest.json", "metrics.json", "figures"}
+    assert artifacts == {"config.yaml", "manifest.json", "metrics.json", "figures", "weights"}
+    assert client.get_model_version_by_alias("mdn-smoke-mdn", "current").run_id == identifier(first)
     there = Path(client.download_artifacts(identifier(first), "config.yaml"))
     assert there.read_bytes() == (first.folder / "config.yaml").read_bytes()

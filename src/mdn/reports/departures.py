@@ -42,6 +42,11 @@ def departures(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> 
     compare("Context, tokens", "context", budget.context)
     compare("Peak learning rate", "lr", budget.lr)
     compare("Learning rate at the end", "lr_end", budget.lr * params.optimizer.lr_final)
+    adam = params.optimizer
+    betas, rest = f"{adam.beta1:g} and {adam.beta2:g}", f"decay {adam.weight_decay:g}, clip {adam.clip:g}"
+    state("Optimizer, as in the authors' release", sides[0]["optimizer"], f"AdamW, β {betas}, {rest}")
+    vectors = "Weight decay of norms, biases and the gates' rates"
+    found.append(Departure(vectors, "yes, in the authors' release", "none", True))
     text = params.data.sets[at.data]
     source = text.repository or ", ".join(part.name for part in text.parts)
     slim = at.data == "slimpajama"

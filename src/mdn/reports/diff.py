@@ -11,7 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mdn.reports.runs import Run, read_run, recorded
+from mdn.reports.runs import Run, read_run, recorded, results
+from mdn.reports.significance import paired
 from mdn.reports.tables import number, signed
 from mdn.tracking.record import ARCHIVE, flat
 
@@ -70,8 +71,9 @@ def pairs(a: Side, b: Side) -> dict[str, tuple[Run, Run]]:
 def diff(a: Side, b: Side) -> str:
     """Markdown: parameters (of revisions), runs (of several), configuration, origin, results, loss (of one).
 
-    A difference of results is given in its standard errors too, √(a² + b²) of the two; what is beyond 1.96 of
-    them is marked. For several runs, only results that differ are listed.
+    A difference of results is given in standard errors too: item by item where both runs have the same ones,
+    else by √(a² + b²) of the two. What is beyond 1.96 is marked. For several runs, only results that differ
+    are listed.
     """
     both = pairs(a, b)
     single = set(both) == {""}
@@ -97,13 +99,13 @@ def diff(a: Side, b: Side) -> str:
     lines += table("Configuration", ["key", "a", "b"], configured, "the same")
     origin = {name: list(_changes(_origin(x), _origin(y))) for name, (x, y) in both.items()}
     lines += table("Origin", ["", "a", "b"], origin, "the same")
-    results = {name: list(_results(x, y)) for name, (x, y) in both.items()}
+    found = {name: list(_results(x, y)) for name, (x, y) in both.items()}
     if not single:
-        results = {name: [r for r in rows if r.differs] for name, rows in results.items()}
-    head = ["task", "metric", "a", "b", "b − a", "in standard errors"]
+        found = {name: [r for r in rows if r.differs] for name, rows in found.items()}
+    head = ["task", "metric", "a", "b", "b − a", "in standard errors", "judged by"]
     empty = "no metric that both have" if single else "no metric differs"
-    lines += table("Results", head, {name: [r.cells for r in rows] for name, rows in results.items()}, empty)
-    lines += _chance([r for rows in results.values() for r in rows])
+    lines += table("Results", head, {name: [r.cells for r in rows] for name, rows in found.items()}, empty)
+    lines += _chance([r for rows in found.values() for r in rows])
     if single:
         for key in ("train/loss", "validation/loss"):
             head = ["step", "a", "b", "b − a"]
@@ -134,6 +136,7 @@ class Result:
     cells: list[str]
     differs: bool
     z: float | None
+    by_item: bool
 
 
 def mark(z: float | None) -> str:
@@ -141,16 +144,18 @@ def mark(z: float | None) -> str:
     return next((stars for least, stars in MARKS if z is not None and abs(z) >= least), "")
 
 
-def _chance(results: Sequence[Result]) -> list[str]:
+def _chance(found: Sequence[Result]) -> list[str]:
     """What the stars mean, and how many there would be if nothing differed."""
-    judged = [result for result in results if result.z is not None]
+    judged = [result for result in found if result.z is not None]
     if not judged:
         return []
     starred = sum(bool(mark(result.z)) for result in judged)
+    by_item = sum(result.by_item for result in judged)
     return [
         f"{starred} of {len(judged)} differences are beyond 1.96 standard errors (\\*; \\*\\* beyond 2.58, "
-        f"\\*\\*\\* beyond 3.29); were nothing different, about {0.05 * len(judged):.1f} would be. Errors of "
-        "the two are taken as independent, which for the same items is cautious.",
+        f"\\*\\*\\* beyond 3.29); were nothing different, about {0.05 * len(judged):.1f} would be. {by_item} "
+        "are judged item by item, where both runs have the same ones (right or wrong: McNemar's exact test), "
+        "the others by two independent errors. What another seed of the training would change is in neither.",
         "",
     ]
 
@@ -175,6 +180,7 @@ def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[list[str]]:
 
 def _results(a: Run, b: Run) -> Iterator[Result]:
     mine, other = (dict(_rows(run)) for run in (a, b))
+    samples = _by_task(a), _by_task(b)
     for key in mine:
         if key not in other:
             continue
@@ -182,25 +188,44 @@ def _results(a: Run, b: Run) -> Iterator[Result]:
         if left["value"] is None or right["value"] is None:
             continue
         gap = right["value"] - left["value"]
-        errors = [side["stderr"] for side in (left, right)]
-        spread = hypot(*errors) if None not in errors else 0
-        z = gap / spread if spread else None
+        _, task, metric = key
+        found = paired(left, right, *(side.get(key[:2], []) for side in samples))
+        z, how = found or _independent(gap, left["stderr"], right["stderr"])
         cells = [
-            *key,
+            task,
+            metric,
             *(_with_error(side) for side in (left, right)),
             signed(gap),
             "–" if z is None else f"{signed(z)} {mark(z)}".rstrip().replace("*", "\\*"),
+            how,
         ]
-        yield Result(cells, not isclose(left["value"], right["value"], rel_tol=1e-9), z)
+        yield Result(cells, not isclose(left["value"], right["value"], rel_tol=1e-9), z, found is not None)
 
 
-def _rows(run: Run) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
-    """Task and metric of every result; the last validation loss first."""
+def _independent(gap: float, *errors: float | None) -> tuple[float | None, str]:
+    """The difference in standard errors of two results whose errors have nothing to do with each other."""
+    known = [error for error in errors if error is not None]
+    spread = hypot(*known) if len(known) == len(errors) else 0.0
+    return (gap / spread, "two errors") if spread else (None, "–")
+
+
+def _rows(run: Run) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
+    """Suite, task and metric of every result; the last validation loss first."""
     if losses := run.series("validation/loss")[1]:
-        yield ("training", "validation loss"), {"value": losses[-1], "stderr": None, "n": None}
-    for evaluation in run.evaluations.values():
-        for row in evaluation.get("results", []):
-            yield (row["task"], row["metric"]), row
+        last = {"metric": "validation loss", "value": losses[-1], "stderr": None, "n": None}
+        yield ("", "training", "validation loss"), last
+    for suite in run.evaluations:
+        for row in results(run, suite):
+            yield (suite, row["task"], row["metric"]), row
+
+
+def _by_task(run: Run) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The samples of every suite and task."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for suite in run.evaluations:
+        for sample in run.samples(suite):
+            found.setdefault((suite, sample["task"]), []).append(sample)
+    return found
 
 
 def _with_error(row: Mapping[str, Any]) -> str:

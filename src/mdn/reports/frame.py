@@ -1,6 +1,7 @@
 """Every cell of every table as one polars frame, with where it came from."""
 
 import math
+from collections.abc import Iterable
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,9 @@ from omegaconf import OmegaConf
 
 from mdn.config import Params
 from mdn.reports.layout import AVERAGES, Column, Table, tables
-from mdn.reports.runs import Run, active, read_runs
+from mdn.reports.runs import Run, active
 
+AGAIN = "MDN_FORCE=1 dvc repro --single-item --force"  # runs just the stages that follow, whatever is there
 OK, FAILED, NOT_RUN, MISSING = "ok", "failed", "not run", "missing"
 
 # value, stderr and published are in `unit`: a perplexity as it is, an accuracy in per cent.
@@ -85,17 +87,8 @@ def layout(params: Params, runs: dict[tuple[str, str], Run]) -> dict[str, list[T
     return {scale: chosen for scale, chosen in found.items() if chosen}
 
 
-def cells(params: Params, root: Path) -> pl.DataFrame:
-    """One line a cell, in the order of the tables, with the columns of SCHEMA.
-
-    Raises:
-        ValueError: if a file of a run folder cannot be read; names it.
-    """
-    return frame(params, read_runs(params, root))
-
-
 def frame(params: Params, runs: dict[tuple[str, str], Run]) -> pl.DataFrame:
-    """`cells` of run folders that are already read."""
+    """One line a cell, in the order of the tables, with the columns of SCHEMA."""
     paper = published_values()
     lines = []
     for scale, chosen in layout(params, runs).items():
@@ -135,14 +128,17 @@ def _provenance(run: Run) -> dict[str, Any]:
 def _cell(params: Params, run: Run, column: Column) -> dict[str, Any]:
     """Value or reason of one cell; averages are computed here."""
     if column.key in AVERAGES:
-        return _average([(task, _cell(params, run, task)) for task in AVERAGES[column.key]])
-    command = f"dvc repro evaluate-{run.scale}@{run.name}-{column.suite}" if column.suite else None
+        tasks = AVERAGES[column.key]
+        cells = [(task, _cell(params, run, task)) for task in tasks]
+        makers = [task for task, cell in cells if cell["status"] != OK] or tasks
+        return {**_average(cells), "command": _command(params, run, makers)}
+    command = _command(params, run, [column])
     found = _result(run, column)
     if found is None:
         return {**_reason(params, run, column), "command": command}
-    suite, evaluation, result = found
+    evaluation, result = found
     told = {
-        "command": f"dvc repro evaluate-{run.scale}@{run.name}-{suite}",
+        "command": command,
         "n": result.get("n"),
         "limit": result.get("limit"),
         "truncated": result.get("truncated"),
@@ -152,29 +148,42 @@ def _cell(params: Params, run: Run, column: Column) -> dict[str, Any]:
         "harness": evaluation.get("harness"),
         "window": result.get("window", evaluation.get("window")),
     }
-    if run.foreign(suite):
-        return {**told, "status": MISSING, "note": f"evaluation/{suite}.json is of another training"}
+    if run.foreign(column.suite):
+        return {**told, "status": MISSING, "note": f"evaluation/{column.suite}.json is of another training"}
     value, stderr = _number(result.get("value"), column), _number(result.get("stderr"), column)
     if value is None:
         return {**told, "status": FAILED, "note": "the evaluation gave no finite number"}
     return {**told, "value": value, "stderr": stderr, "status": OK, "note": _outdated(params, run)}
 
 
-def _result(run: Run, column: Column) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
-    """The suite, its file's contents and the line of a column in it."""
+def _command(params: Params, run: Run, columns: Iterable[Column]) -> str | None:
+    """What makes these results again and nothing else, or those that are not there yet, with all they need.
+    None where params.yaml asks for no such stage."""
+    suites = list(dict.fromkeys(column.suite for column in columns))
+    if run.name not in params.runs.get(run.scale, {}) or not {*suites} <= {*params.suites}:
+        return None
+    if run.state == "failed":
+        stages = [f"train-{run.scale}@{run.name}"]
+    else:
+        stages = [f"evaluate-{run.scale}@{run.name}-{suite}" for suite in suites]
+    evaluated = run.state == "finished" and {*suites} <= {*run.evaluations}
+    here = run.campaign is None and (run.state == "failed" or evaluated)
+    return " ".join([AGAIN if here else "dvc repro", *stages])
+
+
+def _result(run: Run, column: Column) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The contents of a suite's file and the line of a column in it."""
     if run.state != "finished" or column.suite not in run.evaluations:
         return None
     evaluation = run.evaluations[column.suite]
     for result in evaluation.get("results", []):
         if (result.get("task"), result.get("metric")) == (column.task, column.metric):
-            return column.suite, evaluation, result
+            return evaluation, result
     return None
 
 
 def _reason(params: Params, run: Run, column: Column) -> dict[str, Any]:
     """Why a cell has no value."""
-    if column.suite is None:
-        return {"status": NOT_RUN, "note": column.why}
     if run.state == "failed":
         error, step = run.failure.get("error", "no reason recorded"), run.failure.get("step")
         at = f" at step {step}" if step is not None else ""
@@ -210,20 +219,15 @@ def _outdated(params: Params, run: Run) -> str | None:
 def _average(parts: list[tuple[Column, dict[str, Any]]]) -> dict[str, Any]:
     """Plain mean of the tasks' scores, if all are there; their errors are independent."""
     results = [cell for _, cell in parts]
-    command = next((cell["command"] for cell in results if cell["status"] != OK), results[-1]["command"])
     lacking = [(column, cell) for column, cell in parts if cell["status"] != OK]
     if lacking:
         statuses = {cell["status"] for _, cell in lacking}
         notes = {cell["note"] for _, cell in lacking}
         status = FAILED if FAILED in statuses else statuses.pop() if len(statuses) == 1 else MISSING
         if len(lacking) == len(parts) and len(notes) == 1:
-            return {"status": status, "note": notes.pop(), "command": command}
+            return {"status": status, "note": notes.pop()}
         names = ", ".join(column.title for column, _ in lacking)
-        return {
-            "status": status,
-            "note": f"needs all {len(parts)} tasks; without a value: {names}",
-            "command": command,
-        }
+        return {"status": status, "note": f"needs all {len(parts)} tasks; without a value: {names}"}
     errors, limits = [cell["stderr"] for cell in results], {cell["limit"] for cell in results}
     return {
         "value": math.fsum(cell["value"] for cell in results) / len(results),
@@ -232,7 +236,6 @@ def _average(parts: list[tuple[Column, dict[str, Any]]]) -> dict[str, Any]:
         "limit": limits.pop() if len(limits) == 1 else None,
         "status": OK,
         "note": results[0]["note"],
-        "command": command,
     }
 
 

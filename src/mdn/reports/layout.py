@@ -8,16 +8,14 @@ from mdn.config import Params
 
 @dataclass(frozen=True)
 class Column:
-    """One measurement. `suite` is the evaluation that makes it; None: this pipeline has none that does, and
-    `why` says so."""
+    """One measurement: a metric of a task of a suite."""
 
     key: str
     title: str
     task: str = ""
     metric: str = ""
-    suite: str | None = None
+    suite: str = ""
     unit: str = "%"  # "%" or "ppl"
-    why: str = ""
     note: str = ""  # what to know about the measurement, printed with the table
 
     @property
@@ -217,8 +215,7 @@ def tables(params: Params, scale: str, active: Iterable[str], published: dict[st
     if active & set(SYSTEMS) or "table3" in published:
         systems = tuple(name for name in SYSTEMS if name in params.models)
         found.append(Table("table3", "Table 3: LongBench at 16K", systems, (*LONGBENCH, LONGBENCH_AVERAGE)))
-    wanted = active if "niah" in params.suites else set()
-    wanted |= set(SYSTEMS) if "niah" in published else set()
+    wanted = (active if "niah" in params.suites else set()) | (set(SYSTEMS) if "niah" in published else set())
     if wanted:
         length, columns = needles(params, scale)
         title = f"RULER's needles at {length} tokens, recall"

@@ -204,7 +204,8 @@ def _trainings(params: Params, scale: str, title: str, found: list[Sweep]) -> Sh
     head += ["First non-finite step", "Steps skipped", "Seconds", "Kernel", "Hardware", "Commit"]
     rows = []
     notes = [
-        f"One of them again: python -m mdn.mqar plan --scale {scale} --cell NAME | python -m mdn.mqar run -",
+        f"One of them again: python -m mdn.mqar plan --scale {scale} --cell NAME | MDN_FORCE=1 python -m "
+        "mdn.mqar run -",
     ]
     for sweep in found:
         for run in sweep.cells:

@@ -1,5 +1,6 @@
 """What MLflow shows as the description of a run: its cells in the tables, and where they come from."""
 
+from mdn.reports.frame import AGAIN
 from mdn.reports.tables import Grid
 
 
@@ -19,8 +20,8 @@ def notes(grids: list[Grid], report: str | None = None) -> dict[str, str]:
                     ours = f"{cell.value} {cell.stderr}".strip()
                     lines.append(f"| {column.title} {column.arrow} | {ours} | {cell.published} |")
             start = [
-                f"{title} at {grid.scale_title} scale. `dvc repro train-{grid.scale}@{name}` trains it "
-                "again; the command of each cell is in the report."
+                f"{title} at {grid.scale_title} scale. `{AGAIN} train-{grid.scale}@{name}` trains it again; "
+                "the command of each cell is in the report."
             ]
             found.setdefault(f"{grid.scale}/{name}", start).extend(lines)
     return {name: "\n".join(lines) for name, lines in found.items()}

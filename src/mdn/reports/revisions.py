@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from mdn.reports.runs import Run, read_run
 
-RECORD = ("config.yaml", "manifest.json", "log.jsonl", "metrics.json", "evaluation/*.json")  # not the weights
+RECORD = ("config.yaml", "manifest.json", "log.jsonl", "metrics.json", "evaluation/*")  # not the weights
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Tables of plain text, for what is not models by evaluation tasks, as Markdown, LaTeX and CSV."""
 
+import re
 from dataclasses import dataclass
 
 import polars as pl
@@ -17,6 +18,11 @@ class Sheet:
     rows: list[list[str]]
     notes: list[str]
     best: frozenset[tuple[int, int]] = frozenset()  # (row, column)
+
+    @property
+    def words(self) -> set[int]:
+        """Columns that hold more than numbers."""
+        return {m for row in self.rows for m, cell in enumerate(row) if re.search("[A-Za-z]{2}|_", cell)}
 
     def markdown(self) -> str:
         lines = [markdown_line(self.head), markdown_line(["---"] * len(self.head))]

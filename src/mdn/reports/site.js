@@ -1,4 +1,7 @@
 "use strict";
+// Where the contents are above the page and not beside it, they start folded.
+document.querySelector("nav details").open = !matchMedia("(max-width: 62rem)").matches;
+
 // Sorting: numbers first and by size, rows without one last, in either direction.
 for (const table of document.querySelectorAll("table.sortable")) {
   table.tHead.addEventListener("click", (event) => {

@@ -125,6 +125,7 @@ def render(
         kernels=kernels,
         inline=inline,
         coded=coded,
+        without_scale=without_scale,
         swatch=lambda name: Markup('<span class="swatch" style="--swatch:{}"></span>').format(
             line_style(params, name)[0]
         ),
@@ -134,6 +135,11 @@ def render(
 def coded(text: str) -> Markup:
     """A paragraph in which `backticks` mark code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def without_scale(title: str) -> str:
+    """A figure's title, shorter by the scale under which the list of contents has it."""
+    return re.sub(r",? at \w+ scale| \(\w+ scale\)", "", title)
 
 
 def embedded(value: Any) -> Markup:

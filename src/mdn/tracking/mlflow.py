@@ -8,9 +8,12 @@
     nonfinite        values that were NaN or infinite, which a store never sees
     files            name -> digest of what was sent
     evaluations      suite -> run_id, digest
+    weights          where they were when they were registered, size and digest
 
 A training is one MLflow run in experiment `mdn-<scale>`, across kills, requeues and resumes; evaluations are
-runs nested under it. Only MlflowClient is used, so no global state is touched.
+runs nested under it. Final weights are a version of the registered model `mdn-<scale>-<model>`, which says
+where they lie and holds no copy; its alias `current` is the run that stands in the tables. Only MlflowClient
+is used, so no global state is touched.
 
 Where artifacts are: MLflow makes a local path absolute when it creates an experiment, so a checkout that
 moves would lose its figures. Ours lie beside the store, in `mlartifacts/<experiment>`, and opening the store
@@ -344,7 +347,39 @@ def _send(record: Record, uri: str, status: str | None, experiment: str | None) 
             client.set_terminated(run, wanted, _milliseconds(ended))
         state["status"] = wanted
         write_json(saved, state)
+    if record.finished and record.weights.exists() and not failed.exists():
+        _register(client, record, state, config["name"])
+        write_json(saved, state)
     return run
+
+
+def _register(client: "MlflowClient", record: Record, state: dict[str, Any], name: str) -> None:
+    """The final weights as a version of a registered model; sent again when they have moved."""
+    from mlflow.exceptions import MlflowException
+
+    weights, manifest, run = record.weights.absolute(), record.manifest, state["run_id"]
+    pointer = {"path": str(weights), "host": manifest.get("host"), "bytes": weights.stat().st_size}
+    pointer["sha256"] = manifest.get("weights") or file_digest(weights)
+    if pointer == state.get("weights"):
+        return
+    model, place = f"{state['experiment']}-{name}", f"{weights} on {manifest.get('host')}"
+    client.log_dict(run, pointer, "weights/pointer.json")
+    try:
+        client.create_registered_model(model, description="Final weights of each training, newest last.")
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    found = client.search_model_versions(f"name = '{model}' and run_id = '{run}'")
+    if found:
+        version = found[0].version
+        client.update_model_version(model, version, place)
+    else:
+        tags = {"mdn.identity": str(identity(record.folder)), "sha256": str(pointer["sha256"])}
+        made = client.create_model_version(model, f"runs:/{run}/weights", run, tags, description=place)
+        version = made.version
+    if ARCHIVE not in record.folder.parts:
+        client.set_registered_model_alias(model, "current", version)
+    state["weights"] = pointer
 
 
 def _lines(client: "MlflowClient", record: Record, state: dict[str, Any], saved: Path) -> None:

@@ -16,6 +16,7 @@ earlier configuration brings its folder back from the archive.
 
 import json
 import math
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,12 @@ from typing import Any, Protocol
 from mdn.config import RunConfig
 
 ARCHIVE = ".archive"
+
+
+def forced() -> bool:
+    """Whether a finished result is made again and not adopted: MDN_FORCE=1, which the report's commands set.
+    DVC's own --force runs a stage, which then would find its result already there."""
+    return os.environ.get("MDN_FORCE") == "1"
 
 
 @contextmanager
@@ -160,17 +167,21 @@ def open_record(root: Path, config: Experiment, *, data: str, code: str) -> tupl
 
     data and code are digests of the token set and of the source that computes. A finished run is adopted
     only if configuration, data and code are the same; an unfinished one is resumed if configuration and data
-    are (a fix in the code must not throw days of training away; the manifest then says both digests).
+    are (a fix in the code must not throw days of training away; the manifest then says both digests). If
+    `forced`, a finished run is archived and made again, and none comes back.
     """
     folder = root / config.scale / config.name
     wanted = f"{config.fingerprint()}-{data}"
     here, record = identity(folder), Record(folder)
+    if here == f"{wanted}-{code}" and record.finished and forced():
+        _archive(root, folder, here)
+        return record, "new"
     if here is not None:
         if here == f"{wanted}-{code}" or (here.startswith(wanted + "-") and not record.finished):
             return record, "finished" if record.finished else "resume"
         _archive(root, folder, here)
     earlier = root / ARCHIVE / config.scale / config.name / f"{wanted}-{code}"
-    if earlier.exists():
+    if earlier.exists() and not forced():
         _move_contents(earlier, folder)
         earlier.rmdir()
         return record, "finished" if record.finished else "resume"

@@ -22,7 +22,7 @@ from mdn.data.shards import open_split, read_index
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
 from mdn.tracking.mlflow import Mirror
-from mdn.tracking.record import Record, identity, open_record, replacing, write_json
+from mdn.tracking.record import Record, forced, identity, open_record, replacing, write_json
 from mdn.training import checkpoint, launch
 from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
 from mdn.training.datamodule import TokenData
@@ -119,7 +119,7 @@ def adopted(run: RunConfig, *, runs: Path, tokens: Path) -> bool:
     manifest names, not those that it would choose here.
     """
     record = Record(runs / run.scale / run.name)
-    if not record.finished or not identity(record.folder):
+    if not record.finished or not identity(record.folder) or forced():
         return False
     with torch.device("meta"):
         LanguageModel(run)

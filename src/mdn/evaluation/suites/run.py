@@ -20,7 +20,7 @@ from mdn.config import Evaluation
 from mdn.evaluation.scoring import Progress, precision
 from mdn.evaluation.suites import LM_EVAL, NotRun, Rows, Suite, module
 from mdn.tracking.manifest import code_digest, environment, file_digest
-from mdn.tracking.record import Record, read_json, write_json
+from mdn.tracking.record import Record, forced, read_json, write_json
 
 if TYPE_CHECKING:
     from mdn.models.lm import LanguageModel
@@ -41,7 +41,7 @@ class Cell:
 
 
 def run_suite(cell: Cell, suite: str, show: Show) -> Path:
-    """Evaluates, unless the file is there already with the same identity, and returns its path.
+    """Evaluates, unless the file is there already with the same identity and not `forced`; returns its path.
 
     A finished task is kept in <suite>.partial/ until the suite is complete: an interrupted evaluation goes on
     with the next one. A model whose likelihoods are not finite ends the suite with a "failed" entry; a task
@@ -56,7 +56,9 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
     tasks = module(suite)
     _rehearse(cell.model)
     identity = _identity(cell, suite)
-    if path.exists() and (earlier := read_json(path))["identity"] == identity:
+    if forced():
+        shutil.rmtree(partial, ignore_errors=True)
+    elif path.exists() and (earlier := read_json(path))["identity"] == identity:
         _refuse_cut(cell, suite, earlier["results"])
         return path
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from mdn.config import Params
 from mdn.reports.figures.loss import POINTS, smooth
-from mdn.reports.figures.style import Drawing, line_style, look, margins, written
+from mdn.reports.figures.style import Drawing, line_style, log_scale, look, margins, written
 from mdn.reports.layout import SYSTEMS
 from mdn.reports.runs import Run, active
 
@@ -41,7 +41,7 @@ def _changes(params: Params, scale: str, layers: Layers, name: str, what: str) -
     with look():
         figure = Figure(figsize=(8.4, 3.6))
         tokens, depth = figure.subplots(1, 2, width_ratios=[2.3, 1], sharey=True)
-        margins(figure, left=0.5, right=0.1, bottom=_legend(figure, params, layers), top=0.3, wspace=0.08)
+        margins(figure, left=0.6, right=0.1, bottom=_legend(figure, params, layers), top=0.3, wspace=0.08)
         for model, rows in layers.items():
             line = _line(params, model)
             means = [sum(change) / len(rows) for change in zip(*(row["change"] for row in rows), strict=True)]
@@ -52,10 +52,8 @@ def _changes(params: Params, scale: str, layers: Layers, name: str, what: str) -
             average = [sum(row["change"]) / len(row["change"]) for row in rows]
             places = [row["layer"] + 1 for row in rows]
             depth.plot(places, average, marker="o", markersize=3, linewidth=1.2, **line)
-        tokens.set(title="ΔS, mean over layers (moving average)", xlabel="token", yscale="log")
-        tokens.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        tokens.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        tokens.yaxis.set_minor_formatter(NullFormatter())
+        tokens.set(title="ΔS, mean over layers (moving average)", xlabel="token")
+        log_scale(tokens)
         depth.set(title="ΔS, mean over tokens", xlabel="layer")
         depth.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         tokens.set_xlim(left=0)

@@ -1,5 +1,6 @@
 """The versions of the momentum delta rule in pictures: errors over ranges of gates, and time on a GPU."""
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from matplotlib.lines import Line2D
 from mdn.reports.figures.style import Drawing, look, written
 
 COLOURS = ("#7f7f7f", "#cc79a7", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9")
-GREYS = ("#9a9a9a", "#c4c4c4", "#6b6b6b")
+GREYS = ("#9a9a9a", "#c4c4c4", "#6b6b6b")  # of other operators
 MARKERS = "osD^vPX"
 NAMED = {
     "typical": "typical",
@@ -21,8 +22,8 @@ TOP = 1e11  # where "not finite" and anything beyond is drawn
 
 
 def colour(names: list[str], name: str) -> str:
-    """Of a version, by its age among all there are; FLA's operators are greys."""
-    return COLOURS[names.index(name) % len(COLOURS)] if name in names else GREYS[len(name) % len(GREYS)]
+    """Of a version, by its age among all there are."""
+    return COLOURS[names.index(name) % len(COLOURS)]
 
 
 def errors(record: dict[str, Any]) -> Drawing:
@@ -74,6 +75,8 @@ def speed(record: dict[str, Any], names: list[str]) -> Drawing | None:
         return None
     heads = list(dict.fromkeys(row["heads"] for row in rows))
     shown = list(dict.fromkeys(row["name"] for row in rows))
+    colours = dict(zip([name for name in shown if name not in names], cycle(GREYS), strict=False))
+    colours |= {name: colour(names, name) for name in shown if name in names}
     with look():
         figure = Figure(figsize=(8.4, 2.9), layout="constrained")
         panels = figure.subplots(1, len(heads), squeeze=False)[0]
@@ -88,7 +91,7 @@ def speed(record: dict[str, Any], names: list[str]) -> Drawing | None:
                 ]
                 values = [row["forward_backward_ms_p50"] for row in own]
                 if values:
-                    panel.bar(at, values, 0.92 * wide, color=colour(names, name), label=name)
+                    panel.bar(at, values, 0.92 * wide, color=colours[name], label=name)
             panel.set_xticks(range(len(shapes)), shapes)
             size_text = "{H} heads of {K} × {V}".format(**of[0])
             panel.set(title=f"Forward and backward, ms ({size}: {size_text})", xlabel="batch × tokens")

@@ -5,10 +5,9 @@ from statistics import mean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator
 
 from mdn.config import Params
-from mdn.reports.figures.style import Drawing, line_style, look, written
+from mdn.reports.figures.style import Drawing, line_style, log_scale, look, written
 from mdn.reports.mqar import Sweep, sweeps
 from mdn.reports.runs import Run
 
@@ -110,10 +109,7 @@ def _course(params: Params, tested: list[Sweep], name: str, title: str) -> Drawi
                 if first := run.metrics.get("first_nonfinite_step"):
                     mark = f"{sweep.title}: first step without a finite gradient"
                     norm.plot([first], [1.0], "x", color=colour, markersize=7, clip_on=False, label=mark)
-            norm.set_yscale("log")
-            norm.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-            norm.yaxis.set_major_formatter("{x:g}")
-            norm.yaxis.set_minor_formatter("{x:g}")
+            log_scale(norm)
             norm.set_xlabel("optimizer step")
             norm.set_xlim(left=0)
         axes[0][0].set_ylabel("loss (nats)")

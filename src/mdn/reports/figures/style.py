@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from mdn.config import Params
 from mdn.pattern import parse
@@ -104,6 +106,16 @@ def look() -> Iterator[None]:
     """Draw inside it: fonts, inks and lines of every figure."""
     with matplotlib.rc_context(STYLE):
         yield
+
+
+def log_scale(panel: Axes) -> None:
+    """A logarithmic y axis for what is drawn already: labels at powers of ten, and at 2 and 5 where there are
+    few of them."""
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    panel.yaxis.set_major_formatter("{x:g}")
+    panel.yaxis.set_minor_formatter(NullFormatter())
 
 
 def margins(
