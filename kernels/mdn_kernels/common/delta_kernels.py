@@ -16,6 +16,7 @@ from mdn_kernels.common.tiles import (
     load_gate,
     load_state,
     load_tokens,
+    running_sums,
     segment_decay,
     segment_gradient,
     store_gate,
@@ -92,8 +93,9 @@ def prepare(
         PK = tl.dot(p_i, tl.trans(k_i), PK, input_precision=PRECISION)
         QK = tl.dot(q_i, tl.trans(k_i), QK, input_precision=PRECISION)
 
-    L = segment_decay(log_alpha_i, row, column)
-    a = tl.exp(tl.cumsum(log_alpha_i, 0))
+    alpha_sum, alpha_rest = running_sums(log_alpha_i)
+    L = segment_decay(alpha_sum, alpha_rest, row, column)
+    a = tl.exp2(alpha_sum + alpha_rest)
     if p is None:
         L_read = tl.where(row[:, None] > column[None, :], L, 0.0)
         read = a
@@ -315,8 +317,9 @@ def backward(
     beta_j = load_gate(beta + at_gate, rows, H)
     lower = row[:, None] >= column[None, :]
     strict = row[:, None] > column[None, :]
-    L = segment_decay(log_alpha_i, row, column)
-    a = tl.exp(tl.cumsum(log_alpha_i, 0))
+    alpha_sum, alpha_rest = running_sums(log_alpha_i)
+    L = segment_decay(alpha_sum, alpha_rest, row, column)
+    a = tl.exp2(alpha_sum + alpha_rest)
     if p is None:
         L_read = tl.where(strict, L, 0.0)
         read = a
@@ -358,10 +361,12 @@ def backward(
     da = tl.sum(q_i.to(tl.float32) * doS, 1) + tl.where(row == C - 1, tl.sum(dS_S, 0), 0.0)
     dread = -tl.sum(p_i.to(tl.float32) * drS, 1)
     if p is None:
-        dlog_alpha_i = segment_gradient(X + Y, L, row, column) + tl.cumsum((da + dread) * a, 0, reverse=True)
+        dlog_alpha_i = segment_gradient(X + Y, L, row, column, PRECISION) + tl.cumsum(
+            (da + dread) * a, 0, reverse=True
+        )
     else:
         dbefore = gradient_before(Y, L_read, row, column) + tl.cumsum(dread * read, 0, reverse=True)
-        dlog_alpha_i = segment_gradient(X, L, row, column) + tl.cumsum(da * a, 0, reverse=True)
+        dlog_alpha_i = segment_gradient(X, L, row, column, PRECISION) + tl.cumsum(da * a, 0, reverse=True)
         dlog_alpha_i += one_row_up(dbefore, row, column)
     at = (block * tokens.to(tl.int64) + start) * H + h
     store_gate(dlog_alpha + at, dlog_alpha_i, rows, H)

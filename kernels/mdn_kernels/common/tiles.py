@@ -11,7 +11,7 @@ import triton.language as tl
 from mdn_kernels.common.chunk_tables import CHUNK
 
 C = tl.constexpr(CHUNK)
-BLOCK = tl.constexpr(16)  # of the triangular inverse
+LEVELS = tl.constexpr(CHUNK.bit_length() - 1)
 
 
 @triton.jit
@@ -64,36 +64,68 @@ def store_gate(x, values, rows, stride: tl.constexpr = 1):
 
 
 @triton.jit
-def segment_decay(log_gate, row, column):
-    """L[i, r] = exp(Σ_{r<s≤i} log_gate_s), lower triangular; each segment is summed by itself."""
-    terms = tl.where(row[:, None] > column[None, :], log_gate[:, None], 0.0)
-    return tl.where(row[:, None] >= column[None, :], tl.exp(tl.cumsum(terms, 0)), 0.0)
+def pick(x, i: tl.constexpr, row):
+    """x[i] of x [C]."""
+    return tl.sum(tl.where(row == i, x, 0.0), 0)
 
 
 @triton.jit
-def segment_gradient(dL, L, row, column):
+def first_column(x, column):
+    return tl.sum(tl.where(column[None, :] == 0, x, 0.0), 1)
+
+
+@triton.jit
+def last_row(x, row):
+    return tl.sum(tl.where(row[:, None] == C - 1, x, 0.0), 0)
+
+
+@triton.jit
+def as_first_column(x, column):
+    """[C, C] with x [C] as its first column and zeros elsewhere."""
+    return tl.where(column[None, :] == 0, x[:, None], 0.0)
+
+
+@triton.jit
+def running_sums(log_gate):
+    """Σ_{s≤i} log₂ gate_s as two numbers: of multiples of 1/256, whose sums are exact, and of the small rest.
+
+    So the difference of two of them keeps the digits of the segment between, however large both are. Gates
+    below 2⁻²⁵⁶ count as 2⁻²⁵⁶, closed ones too: exp2 is 0 for all of them.
+    """
+    x = log_gate * 1.4426950408889634
+    x = tl.where(x < -256.0, -256.0, x)
+    coarse = tl.floor(x * 256.0 + 0.5) / 256.0
+    return tl.cumsum(coarse, 0), tl.cumsum(x - coarse, 0)
+
+
+@triton.jit
+def segment_decay(coarse, fine, row, column):
+    """L[i, r] = exp(Σ_{r<s≤i} log_gate_s), lower triangular, of the gates' running sums."""
+    segment = (coarse[:, None] - coarse[None, :]) + (fine[:, None] - fine[None, :])
+    return tl.where(row[:, None] >= column[None, :], tl.exp2(segment), 0.0)
+
+
+@triton.jit
+def segment_gradient(dL, L, row, column, PRECISION: tl.constexpr):
     """The gradient of log_gate_t through segment_decay: Σ dL[i, r] L[i, r] over i ≥ t > r."""
     crossing = tl.where(row[:, None] > column[None, :], dL * L, 0.0)
-    later = tl.cumsum(crossing, 0, reverse=True)
-    return tl.sum(tl.where(row[:, None] > column[None, :], later, 0.0), 1)
+    later = tl.where(row[:, None] <= column[None, :], 1.0, 0.0)
+    summed = tl.dot(later, crossing, input_precision=PRECISION)
+    return tl.sum(tl.where(row[:, None] > column[None, :], summed, 0.0), 1)
 
 
 @triton.jit
 def unit_lower_inverse(N, row, column, PRECISION: tl.constexpr):
     """(I + N)⁻¹ of a strictly lower triangular N [C, C].
 
-    Rows are substituted inside the diagonal blocks, in all of them at once; then, with X the inverse of the
-    diagonal blocks and E the rest of N, (I + N)⁻¹ = (I + X E)⁻¹ X, and the fourth power of X E is zero.
+    X is the inverse of the blocks on the diagonal, from one to all rows. Two neighbours and what N has below
+    the first, E, make a block of twice the size: [[A, 0], [E, B]]⁻¹ = [[A⁻¹, 0], [−B⁻¹ E A⁻¹, B⁻¹]].
     """
-    same = (row[:, None] // BLOCK) == (column[None, :] // BLOCK)
-    identity = tl.where(row[:, None] == column[None, :], 1.0, 0.0)
-    diagonal = tl.where(same, N, 0.0)
-    X = identity
-    for i in range(1, BLOCK):
-        new = (row[:, None] % BLOCK) == i
-        coefficient = tl.sum(tl.where(new, diagonal, 0.0), 0)
-        known = tl.sum(coefficient[:, None] * X, 0)
-        X = tl.where(new & same, identity - known[None, :], X)
-    F = tl.dot(X, N - diagonal, input_precision=PRECISION)
-    F2 = tl.dot(F, F, input_precision=PRECISION)
-    return tl.dot(identity - F + F2 - tl.dot(F, F2, input_precision=PRECISION), X, input_precision=PRECISION)
+    dtype: tl.constexpr = tl.float32 if PRECISION == "ieee" else tl.float16
+    level = row[:, None] ^ column[None, :]
+    X = tl.where(level == 0, 1.0, tl.where(level == 1, -N, 0.0))
+    for doubling in tl.static_range(1, LEVELS):
+        E = tl.where((level >> doubling) == 1, N, 0.0).to(dtype)
+        EX = tl.dot(E, X.to(dtype), input_precision=PRECISION)
+        X -= tl.dot(X.to(dtype), EX.to(dtype), input_precision=PRECISION)
+    return X

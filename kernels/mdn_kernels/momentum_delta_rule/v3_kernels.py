@@ -17,9 +17,14 @@ import triton.language as tl
 
 from mdn_kernels.common.tiles import (
     C,
+    as_first_column,
+    first_column,
+    last_row,
     load_gate,
     load_state,
     load_tokens,
+    pick,
+    running_sums,
     segment_decay,
     segment_gradient,
     store_gate,
@@ -64,6 +69,20 @@ def store_square(x, tile):
     tl.store(x + tl.arange(0, C)[:, None] * C + tl.arange(0, C)[None, :], tile.to(x.dtype.element_ty))
 
 
+@triton.jit
+def decays(log_alpha, beta, log_mu, rows, row, column, H: tl.constexpr, PRECISION: tl.constexpr):
+    """Of the tokens that the gates' pointers are at: a, u, L_α, L_α − I, L_μ, B = diag(β) L_μ and Γ'."""
+    alpha_sum, alpha_rest = running_sums(load_gate(log_alpha, rows, H))
+    mu_sum, mu_rest = running_sums(load_gate(log_mu, rows, H))
+    L_alpha = segment_decay(alpha_sum, alpha_rest, row, column)
+    L_mu = segment_decay(mu_sum, mu_rest, row, column)
+    written = load_gate(beta, rows, H)[:, None] * L_mu
+    later = tl.where(row[:, None] > column[None, :], L_alpha, 0.0)
+    gamma_read = tl.dot(later, written, input_precision=PRECISION)
+    a, u = tl.exp2(alpha_sum + alpha_rest), tl.exp2(mu_sum + mu_rest)
+    return a, u, L_alpha, later, L_mu, written, gamma_read
+
+
 @triton.jit(do_not_specialize=["N"])
 def prepare(
     q, k, log_alpha, beta, log_mu, eta,
@@ -79,10 +98,23 @@ def prepare(
     row, column = tl.arange(0, C), tl.arange(0, C)
     at_gate, at_chunk = start * H + h, chunk * H + h
     at_K, square = at_gate * K, at_chunk * C * C
-    log_alpha_i = load_gate(log_alpha + at_gate, rows, H)
-    log_mu_i = load_gate(log_mu + at_gate, rows, H)
     beta_i = load_gate(beta + at_gate, rows, H)
     eta_j = load_gate(eta + at_gate, rows, H)
+
+    a, u, _, _, L_mu, written, gamma_read = decays(
+        log_alpha + at_gate, beta + at_gate, log_mu + at_gate, rows, row, column, H, PRECISION
+    )
+    gamma = gamma_read + written
+    b_read = pick(u, 0, row) * first_column(gamma_read, column)  # as u = μ_0 L_μ[:, 0]
+
+    exists = row < rows
+    into = coefficients + at_chunk * 6 * C
+    store_row(into + A * C, tl.where(exists, a, 0.0))
+    store_row(into + B * C, tl.where(exists, b_read + beta_i * u, 0.0))
+    store_row(into + B_READ * C, tl.where(exists, b_read, 0.0))
+    store_row(into + TO_S * C, last_row(gamma, row) * eta_j)
+    store_row(into + TO_M * C, last_row(L_mu, row) * eta_j)
+    store_row(into + U * C, u)
 
     KK = tl.zeros((C, C), tl.float32)
     QK = tl.zeros((C, C), tl.float32)
@@ -92,28 +124,6 @@ def prepare(
         q_i = load_tokens(q + at_K, channel, rows, K, H * K)
         KK = tl.dot(k_i, tl.trans(k_i), KK, input_precision=PRECISION)
         QK = tl.dot(q_i, tl.trans(k_i), QK, input_precision=PRECISION)
-
-    L_alpha = segment_decay(log_alpha_i, row, column)
-    L_mu = segment_decay(log_mu_i, row, column)
-    later = tl.where(row[:, None] > column[None, :], L_alpha, 0.0)
-    written = beta_i[:, None] * L_mu
-    gamma_read = tl.dot(later, written, input_precision=PRECISION)
-    gamma = gamma_read + written
-    a, u = tl.exp(tl.cumsum(log_alpha_i, 0)), tl.exp(tl.cumsum(log_mu_i, 0))
-    beta_u = beta_i * u
-    b_read = tl.sum(later * beta_u[None, :], 1)
-    to_S = tl.sum(tl.where(row[:, None] == C - 1, gamma, 0.0), 0) * eta_j
-    to_M = tl.sum(tl.where(row[:, None] == C - 1, L_mu, 0.0), 0) * eta_j
-
-    exists = row < rows
-    at = coefficients + at_chunk * 6 * C
-    store_row(at + A * C, tl.where(exists, a, 0.0))
-    store_row(at + B * C, tl.where(exists, b_read + beta_u, 0.0))
-    store_row(at + B_READ * C, tl.where(exists, b_read, 0.0))
-    store_row(at + TO_S * C, to_S)
-    store_row(at + TO_M * C, to_M)
-    store_row(at + U * C, u)
-
     store_square(scores + square, scale * QK * gamma * eta_j[None, :])
     T_inverse = unit_lower_inverse(KK * gamma_read * eta_j[None, :], row, column, PRECISION)
     store_square(inverse + square, tl.where(exists[:, None], T_inverse, 0.0))
@@ -370,20 +380,10 @@ def inner_backward(
     row, column = tl.arange(0, C), tl.arange(0, C)
     at_gate = start * H + h
     at_K, at_V = at_gate * K, at_gate * V
-    log_alpha_i = load_gate(log_alpha + at_gate, rows, H)
-    log_mu_i = load_gate(log_mu + at_gate, rows, H)
-    beta_i = load_gate(beta + at_gate, rows, H)
     eta_j = load_gate(eta + at_gate, rows, H)
     lower = row[:, None] >= column[None, :]
     strict = row[:, None] > column[None, :]
     at_end = row[:, None] == C - 1
-
-    L_alpha = segment_decay(log_alpha_i, row, column)
-    L_mu = segment_decay(log_mu_i, row, column)
-    later = tl.where(strict, L_alpha, 0.0)
-    written = beta_i[:, None] * L_mu
-    gamma_read = tl.dot(later, written, input_precision=PRECISION)
-    gamma = gamma_read + written
 
     # X and Y: gradients of (Q Kᵀ) ⊙ Γ ⊙ η and of T.
     X = tl.zeros((C, C), tl.float32)
@@ -398,8 +398,11 @@ def inner_backward(
     X = tl.where(lower, scale * X, 0.0)
     Y = tl.where(strict, -Y, 0.0)
 
+    _, _, _, _, _, written, gamma_read = decays(
+        log_alpha + at_gate, beta + at_gate, log_mu + at_gate, rows, row, column, H, PRECISION
+    )
     dtype = k.dtype.element_ty
-    dQK = (X * gamma * eta_j[None, :]).to(dtype)
+    dQK = (X * (gamma_read + written) * eta_j[None, :]).to(dtype)
     dKK = Y * gamma_read * eta_j[None, :]
     dKK = (dKK + tl.trans(dKK)).to(dtype)
     QK = tl.zeros((C, C), tl.float32)
@@ -440,28 +443,37 @@ def inner_backward(
     da += tl.where(row == C - 1, dS_S, 0.0)
     db -= tl.where(row == C - 1, dS_M, 0.0)
 
-    # Γ, Γ' and the last rows of Γ and L_μ, by which the residuals enter the states.
+    # Once more rather than in registers all the time.
+    a, u, L_alpha, later, L_mu, written, gamma_read = decays(
+        log_alpha + at_gate, beta + at_gate, log_mu + at_gate, rows, row, column, H, PRECISION
+    )
+    gamma = gamma_read + written
+    beta_i = load_gate(beta + at_gate, rows, H)
+
+    # Γ, Γ' and the last rows of Γ and L_μ, by which the residuals enter the states; their first columns, as
+    # u = μ_0 L_μ[:, 0], so that b = μ_0 Γ[:, 0] and b' = μ_0 Γ'[:, 0].
     X = X * QK
     Y = Y * KK
     end_S = tl.where(at_end, dto_S[None, :], 0.0)
     end_M = tl.where(at_end, -dto_M[None, :], 0.0)
     deta_j = tl.sum((X + end_S) * gamma + Y * gamma_read + end_M * L_mu, 0)
-    dgamma = (X + end_S) * eta_j[None, :]
-    dboth = dgamma + Y * eta_j[None, :]
+    alpha_0, mu_0 = pick(a, 0, row), pick(u, 0, row)
+    dmu_0 = tl.sum(db * first_column(gamma, column) + db_read * first_column(gamma_read, column), 0)
+    dgamma = (X + end_S) * eta_j[None, :] + as_first_column(mu_0 * db, column)
+    dboth = dgamma + Y * eta_j[None, :] + as_first_column(mu_0 * db_read, column)
 
-    # Γ' = (L_α − I) B, Γ = Γ' + B, B = diag(β) L_μ; b' = (L_α − I) (β ⊙ u), b = b' + β ⊙ u.
-    a, u = tl.exp(tl.cumsum(log_alpha_i, 0)), tl.exp(tl.cumsum(log_mu_i, 0))
-    db_all = db + db_read
+    # Γ' = (L_α − I) B, Γ = Γ' + B, B = diag(β) L_μ; a = α_0 L_α[:, 0], u_C = μ_0 L_μ[C, 0].
     dL_alpha = tl.dot(dboth, tl.trans(written), input_precision=PRECISION)
-    dL_alpha += db_all[:, None] * (beta_i * u)[None, :]
+    dL_alpha += as_first_column(alpha_0 * da, column)
     dwritten = tl.dot(tl.trans(later), dboth, dgamma, input_precision=PRECISION)
-    dbeta_u = tl.sum(later * db_all[:, None], 0) + db
-    dbeta_i = dbeta_u * u + tl.sum(dwritten * L_mu, 1)
-    dL_mu = beta_i[:, None] * dwritten + end_M * eta_j[None, :]
-    du = dbeta_u * beta_i + tl.where(row == C - 1, dM_M, 0.0)
+    dbeta_i = tl.sum(dwritten * L_mu, 1)
+    du_C = tl.where(row == C - 1, dM_M, 0.0)
+    dL_mu = beta_i[:, None] * dwritten + end_M * eta_j[None, :] + as_first_column(mu_0 * du_C, column)
 
-    dlog_alpha_i = segment_gradient(dL_alpha, L_alpha, row, column) + tl.cumsum(da * a, 0, reverse=True)
-    dlog_mu_i = segment_gradient(dL_mu, L_mu, row, column) + tl.cumsum(du * u, 0, reverse=True)
+    dlog_alpha_i = segment_gradient(dL_alpha, L_alpha, row, column, PRECISION)
+    dlog_alpha_i += tl.where(row == 0, tl.sum(da * a, 0), 0.0)
+    dlog_mu_i = segment_gradient(dL_mu, L_mu, row, column, PRECISION)
+    dlog_mu_i += tl.where(row == 0, mu_0 * dmu_0 + dM_M * pick(u, C - 1, row), 0.0)
     store_gate(dlog_alpha + at_gate, dlog_alpha_i, rows, H)
     store_gate(dbeta + at_gate, dbeta_i, rows, H)
     store_gate(dlog_mu + at_gate, dlog_mu_i, rows, H)
