@@ -8,13 +8,14 @@ holds them, so chunk states are neither written nor read there.
 """
 
 from functools import cache
+from math import ceil
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from mdn_kernels.momentum_delta_rule import v4_kernels as kernels
+from mdn_kernels.momentum_delta_rule import v4_kernels, v4_scans
 from mdn_kernels.momentum_delta_rule.chunked import (
     CHUNK,
     Chunks,
@@ -29,20 +30,33 @@ from mdn_kernels.momentum_delta_rule.chunked import (
     tiles,
 )
 
-WARPS = 8
+WARPS = 8  # of outer_backward
+LANES = 8  # value channels of a warp of the scans
+# Time of a step with 64 value channels in times of one with 32, as measured on an H200.
+STEP = {"scan": 1.55, "reverse_scan": 1.65}
 
 
-def _width(K: int, V: int, scans: int) -> int:
-    """BV, the value channels of a program: what shared memory holds, unless few programs would be left.
+@cache
+def _width(kernel: str, K: int, V: int, scans: int, device: torch.device) -> int:
+    """BV, the value channels of a program of a scan. Of the two widths, 64 reads K and Q half as often, and
+    32 makes twice the programs. What counts is how many follow each other on a multiprocessor, times what a
+    step costs; one of them fits on it, and of the narrow ones of `reverse_scan` two where K is small.
 
     scans: heads of all sequences.
     """
-    return 64 if K <= 128 and V // 64 * scans >= 96 else 32
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    resident = processors * (2 if kernel == "reverse_scan" and K <= 128 else 1)
+    narrow, wide = ceil(V // 32 * scans / resident), ceil(V // 64 * scans / processors)
+    return 64 if STEP[kernel] * wide <= narrow else 32
 
 
 def launches(dtype: torch.dtype, K: int, V: int) -> dict[str, Launch]:
     """For the record of a benchmark."""
-    return {"scans": {"num_warps": WARPS}, "others": tiles(dtype, K, V)}
+    return {
+        "scans": {"channels_a_warp": LANES},
+        "outer_backward": {"num_warps": WARPS},
+        "others": tiles(dtype, K, V),
+    }
 
 
 class _Blocks(TensorDescriptor):
@@ -87,14 +101,14 @@ class _Scans:
         self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
     ) -> ChunkStates:
         (H, K), V = k.shape[2:], residual.shape[-1]
-        BV = _width(K, V, chunks.sequences * H)
+        BV = 32  # writing is what takes time
         if v is not None:
             unused = torch.empty_like(v)
             self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
         states = _chunk_states(k, V, chunks)
-        kernels.restore[V // BV, chunks.sequences * H](
-            _tokens(k, K), _tokens(residual, BV), _blocks(states, K, 2 * BV), kept.coefficients, *initial,
-            chunks.slots, chunks.first, chunks.begin, chunks.end, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+        v4_scans.restore[V // BV, chunks.sequences * H](
+            _tokens(k, K), _tokens(residual, BV), _blocks(states, 64, 2 * BV), kept.coefficients, *initial,
+            chunks.slots, chunks.first, chunks.begin, chunks.end, H=H, K=K, V=V, BV=BV, num_warps=BV // LANES,
         )  # fmt: skip
         return (states,)
 
@@ -110,14 +124,14 @@ class _Scans:
         scale: float,
     ) -> tuple[ChunkStates, Pair]:
         (H, K), V = q.shape[2:], do.shape[-1]
-        BV = _width(K, V, chunks.sequences * H)
+        BV = _width("reverse_scan", K, V, chunks.sequences * H, k.device)
         states = _chunk_states(q, V, chunks)
         initial = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
-        kernels.reverse_scan[V // BV, chunks.sequences * H](
+        v4_scans.reverse_scan[V // BV, chunks.sequences * H](
             _tokens(q, K), _tokens(k, K), _tokens(do, BV), _squares(kept.inverse), _squares(kept.scores),
-            _blocks(states, K, 2 * BV), kept.coefficients, dr, *final, *initial,
+            _blocks(states, 64, 2 * BV), kept.coefficients, dr, *final, *initial,
             chunks.slots, chunks.first, chunks.begin, chunks.end, scale,
-            H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+            H=H, K=K, V=V, BV=BV, num_warps=BV // LANES,
         )  # fmt: skip
         return (states,), initial
 
@@ -141,7 +155,7 @@ class _Scans:
         BK, BV = min(128, K), 32
         keys = [_tokens(x, BK) for x in (q, k)]
         values = [_tokens(x, BV) for x in (do, dr, residual)]
-        kernels.outer_backward[chunks.count, H](
+        v4_kernels.outer_backward[chunks.count, H](
             *keys, *values, *(_blocks(x, BK, 2 * BV) for (x,) in (states, states_d)), kept.coefficients,
             dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
         )  # fmt: skip
@@ -161,12 +175,12 @@ class _Scans:
         scale: float,
     ) -> Pair:
         (H, K), V = q.shape[2:], v.shape[-1]
-        BV = _width(K, V, chunks.sequences * H)
+        BV = _width("scan", K, V, chunks.sequences * H, k.device)
         final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
-        kernels.scan[V // BV, chunks.sequences * H](
+        v4_scans.scan[V // BV, chunks.sequences * H](
             _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),
             kept.coefficients, residual, o, *initial, *final, kept.marks_S, kept.marks_M, span,
-            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=WARPS,
+            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=BV // LANES,
         )  # fmt: skip
         return final
 
