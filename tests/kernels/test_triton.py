@@ -222,8 +222,9 @@ def test_residuals_kept_or_computed_again_give_the_same_gradients(version, dtype
         torch.autograd.grad(call(version, *tensors, save_residual=keep)[0].float().square().sum(), tensors)
         for keep in (True, False)
     )
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02  # kept residuals are rounded
     for one, other in zip(kept, again, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-4)
+        assert (one - other).norm() <= tolerance * other.norm()
 
 
 @everywhere
@@ -249,6 +250,8 @@ def test_loss_of_one_final_state_alone(version, dtype, device, part):
 
 @everywhere
 def test_is_registered_as_a_torch_operator(version, dtype, device):
+    if version == "v4_recompute":
+        pytest.skip("has v4_hopper's operator")
     *tensors, S, M = operator_inputs(version, dtype, device)
     torch.use_deterministic_algorithms(False)
     torch.library.opcheck(

@@ -221,7 +221,7 @@ def _forward(
     options = tiles(q.dtype, K, K)
     del options["BV"]
     if q.dtype != torch.float32:
-        options["num_warps"] = 4
+        options |= {"num_warps": 4, "num_stages": 3}
     with torch.cuda.device_of(q):
         kernels.prepare[layout.whole.count, H](
             q, k, log_alpha, beta, log_mu, eta, *kept[:3], *layout.whole.tables, scale, H=H, K=K, **options
@@ -262,7 +262,7 @@ def _backward(
     dgates = [torch.empty_like(x) for x in gates]
     options = tiles(q.dtype, K, V)
     if q.dtype != torch.float32:
-        options["num_stages"] = 3
+        options |= {"num_warps": 4, "num_stages": 3}
     after: States = (dS, dM)
     with torch.cuda.device_of(q):
         for number, chunks in reversed(list(enumerate(Layout.of(q, values, cu_seqlens).spans))):

@@ -152,11 +152,9 @@ class _Scans:
         dq, dk = pair(q, chunks.count, H, CHUNK, K, dtype=torch.float32)
         sums = q.new_empty(chunks.count, H, 1, 5, CHUNK, dtype=torch.float32)
         inner = q.new_empty(chunks.count, H, 1, 3, dtype=torch.float32)
-        BK, BV = min(128, K), 32
-        keys = [_tokens(x, BK) for x in (q, k)]
-        values = [_tokens(x, BV) for x in (do, dr, residual)]
+        inputs = [_tokens(x, 64) for x in (q, k, do, dr, residual)]
         v4_kernels.outer_backward[chunks.count, H](
-            *keys, *values, *(_blocks(x, BK, 2 * BV) for (x,) in (states, states_d)), kept.coefficients,
+            *inputs, *(_blocks(x, 64, 128) for (x,) in (states, states_d)), kept.coefficients,
             dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
         )  # fmt: skip
         return dq, dk, sums, inner
