@@ -49,7 +49,8 @@ def _measure(cell: Cell, runs: Path, tokens: Path) -> None:
     data = TokenData(run, machine, tokens) if cell.tokens == "shards" else Synthetic(run, machine.micro_batch)
     watch = Watch()
     trainer_for(run, machine, [Recorder(record, run), watch]).fit(module, datamodule=data)
-    wait, peak = _most([mean(watch.waits[WARM_UP:STEPS]), watch.peak], module.device)
+    # Not module.device: after a training Lightning has its module on the CPU, of which NCCL knows nothing.
+    wait, peak = _most([mean(watch.waits[WARM_UP:STEPS]), watch.peak], device)
     if not launch.leads():
         return
     figures = {"data_wait": wait, **communication(watch.spans, watch.seconds), **summary(record.log())}
