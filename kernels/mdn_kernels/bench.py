@@ -433,6 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if device == "cuda" and not options.quick:
                 lengths = time_lengths(of_heads[0], dtype)
                 record.setdefault("lengths", []).extend(lengths)
+                write_record(options.out, record)
                 for row in lengths:
                     per_token = 1e6 * row["forward_backward_ms_p50"] / row["T"]
                     print(
