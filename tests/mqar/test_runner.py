@@ -75,8 +75,8 @@ def test_when_time_is_up_running_cells_are_tested_and_others_wait(
         replace(cells.cell(tiny, "tiny", "transformer", 16, 1e-3, seed), training=long) for seed in (1, 2)
     ]
     before = time.time()
-    # Less than a first reserve: the cell's first look at the clock is its last. And less than its process takes
-    # to import torch, so that no time is left for the other one.
+    # Less than a first reserve: the cell's first look at the clock is its last. And less than its process
+    # takes to import torch, so that no time is left for the other one.
     output, _ = start(bare, tmp_path, planned, "--deadline-s", "1.5").communicate()
     assert time.time() - before < 60
     assert "cells: 1 cut, 1 waiting" in output, output
