@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from mdn_kernels.common import delta_kernels as kernels
 from mdn_kernels.common.chunk_tables import CHUNK, Chunks
-from mdn_kernels.common.normalize import l2norm
+from mdn_kernels.common.normalize_triton import normalize
 
 Launch = dict[str, int | str]
 
@@ -238,8 +238,8 @@ def delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Comba with p, the gated delta rule without; the keywords are those of their public functions."""
     if normalize_qk:
-        q, k = (l2norm(x.float()).to(x.dtype) for x in (q, k))
-        p = None if p is None else l2norm(p.float()).to(p.dtype)
+        q, k = normalize(q), normalize(k)
+        p = None if p is None else normalize(p)
     q, k, v, log_alpha, beta = (x.contiguous() for x in (q, k, v, log_alpha, beta))
     p, initial = (None if x is None else x.contiguous() for x in (p, initial_state))
     run = _forward_op if torch.compiler.is_compiling() else _Eager.apply

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mdn_kernels.common.chunk_tables import CHUNK, remembered
-from mdn_kernels.common.normalize import l2norm
+from mdn_kernels.common.normalize_triton import normalize
 from mdn_kernels.momentum_delta_rule import v3_kernels as kernels
 
 # The backward goes through long sequences in spans of at most SPAN_ELEMENTS (tokens × heads × K × V, of all
@@ -353,7 +353,7 @@ def operator(version: str) -> Callable:
     ) -> tuple[Tensor, Pair | None]:
         """`save_residual`: keep Ṽ for the backward instead of v, or solve for it again there."""
         if normalize_qk:
-            q, k = (l2norm(x.float()).to(x.dtype) for x in (q, k))
+            q, k = normalize(q), normalize(k)
         tensors = [x.contiguous() for x in (q, k, v, log_alpha, beta, log_mu, eta)]
         initial = (None, None) if initial_state is None else [x.contiguous() for x in initial_state]
         run = _forward_op if torch.compiler.is_compiling() else _Eager.apply

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from mdn.config import Shape
 from mdn.rules import Rule
+from mdn_kernels.common import fused
 from mdn_kernels.common.convolution import short_convolution
 from mdn_kernels.registry import get
 
 EPS = 1e-6  # of every RMSNorm
+FUSED = {torch.sigmoid: "sigmoid", F.silu: "silu"}  # gates that `fused.gated_rms_norm` has
 
 State = dict[str, Tensor]  # what decoding carries on from; one sequence a row
 
@@ -138,6 +140,8 @@ class ShortConvolution(nn.Module):
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
     def forward(self, x_BTC: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
+        if state is None and fused.fuses(x_BTC):
+            return fused.convolution_silu(x_BTC, self.weight, self.bias, cu_seqlens), {}
         y_BTC, last = short_convolution(x_BTC, self.weight, state["conv"] if state else None, cu_seqlens)
         if self.bias is not None:
             y_BTC = y_BTC + self.bias.to(y_BTC.dtype)
@@ -190,6 +194,10 @@ class GatedOutput(nn.Module):
 
     def forward(self, o_BTHV: Tensor, gate_BTC: Tensor) -> Tensor:
         gate_BTHV = gate_BTC.unflatten(-1, o_BTHV.shape[-2:])
+        name = FUSED.get(self.activation)
+        if name is not None and fused.fuses(o_BTHV, gate_BTHV):
+            y = fused.gated_rms_norm(o_BTHV, gate_BTHV, self.norm.weight, name, EPS)
+            return self.proj(y.flatten(-2))
         y = F.rms_norm(precise(o_BTHV), self.norm.normalized_shape, precise(self.norm.weight), EPS)
         y = y * self.activation(precise(gate_BTHV))
         return self.proj(y.to(o_BTHV.dtype).flatten(-2))

@@ -1,0 +1,57 @@
+"""What stands around the operators in one kernel each way, by flash-linear-attention where it is trusted.
+
+Only on CUDA, in half precision and in eager mode: elsewhere the callers' own torch says the same, and
+Inductor fuses that. Both functions compute in float32 and round once, at the end.
+
+B batch · T tokens · D channels · H heads · V value channels · W convolution width · N sequences
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from mdn_kernels.common.check import check_cu_seqlens
+from mdn_kernels.common.fla import trusted
+
+# FLA's kernels tune themselves on their first call, whatever its length: neither a rehearsal of a few tokens
+# is to decide for a training, nor one token of decoding, which is captured in a CUDA graph.
+ENOUGH_TOKENS = 2048
+
+
+def fuses(*tensors: Tensor) -> bool:
+    """Whether the functions here take these, [B, T, ...] each. Imports FLA when it first matters."""
+    if torch.compiler.is_compiling() or not all(x.is_cuda for x in tensors):
+        return False
+    if {x.dtype for x in tensors} not in ({torch.bfloat16}, {torch.float16}) or not _modules():
+        return False
+    B, T = tensors[0].shape[:2]
+    return T > 1 and B * T >= ENOUGH_TOKENS
+
+
+def convolution_silu(
+    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, cu_seqlens: Tensor | None
+) -> Tensor:
+    """SiLU of `short_convolution` without a state, plus a bias."""
+    if cu_seqlens is not None:
+        check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2])
+        cu_seqlens = cu_seqlens.long()
+    convolution, _ = _modules()
+    return convolution(x_BTD, weight_DW, bias_D, activation="silu", cu_seqlens=cu_seqlens)[0]
+
+
+def gated_rms_norm(x_BTHV: Tensor, gate_BTHV: Tensor, weight_V: Tensor, gate: str, eps: float) -> Tensor:
+    """RMSNorm(x) ⊙ gate(gate_BTHV), the norm over the last dimension; `gate` is "sigmoid" or "silu"."""
+    _, norm = _modules()
+    return norm(x_BTHV, gate_BTHV, weight_V, None, activation=gate, eps=eps)
+
+
+@cache
+def _modules() -> tuple[Callable, ...]:
+    """FLA's convolution and its gated norm, or nothing where it is not trusted."""
+    if not trusted():
+        return ()
+    convolution = import_module("fla.modules.causal_conv1d").causal_conv1d
+    return convolution, import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated
