@@ -35,6 +35,11 @@ def decay(raw: Tensor, rate_log: Tensor, bias: Tensor) -> Tensor:
     return -precise(rate_log).exp() * F.softplus(precise(raw) + precise(bias))
 
 
+def corrected(q_BTHK: Tensor, d_H: Tensor, k_BTHK: Tensor) -> Tensor:
+    """The output correction q − d k, in one pass and in q's dtype, as which d is read too."""
+    return torch.addcmul(q_BTHK, k_BTHK, d_H[:, None].to(q_BTHK.dtype), value=-1)
+
+
 def bounds(eta: Tensor | float, log_factor: Tensor) -> tuple[Tensor, Tensor]:
     """MDN's upper bounds (log α_max, β_max) = (log cos²θ, sin²θ) with θ = arctan(η · exp(log_factor)).
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mdn.config import Shape
-from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, decay
+from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, corrected, decay
 from mdn.options import CombaOptions
 from mdn.rules import RULES
 from mdn_kernels.comba import comba
@@ -41,9 +41,9 @@ class Comba(LinearMixer):
     ) -> tuple[Tensor, State | None]:
         q_BTHK, k_BTHK, v_BTHV, conv = self.qkv(x_BTD, state, cu_seqlens)
         a, b = self.ab(x_BTD)
-        p_BTHK = (k_BTHK * self.decay.sigmoid()[:, None]).to(k_BTHK.dtype)
+        p_BTHK = k_BTHK * self.decay.sigmoid()[:, None].to(k_BTHK.dtype)
         if self.D is not None:
-            q_BTHK = (q_BTHK - self.D[:, None] * p_BTHK).to(q_BTHK.dtype)
+            q_BTHK = corrected(q_BTHK, self.D, p_BTHK)
         o_BTHV, memory = self.apply_op(
             comba,
             *(q_BTHK, k_BTHK, v_BTHV, p_BTHK, decay(a, self.A_log, self.dt_bias), b.sigmoid()),

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mdn.config import Shape
-from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, decay
+from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, corrected, decay
 from mdn.options import MdnOptions
 from mdn.rules import RULES
 from mdn_kernels.momentum_delta_rule import momentum_delta_rule
@@ -69,7 +69,7 @@ class Mdn(LinearMixer):
     ) -> tuple[Tensor, State | None]:
         q_BTHK, k_BTHK, v_BTHV, conv = self.qkv(x_BTD, state, cu_seqlens)
         if self.D_log is not None:
-            q_BTHK = (q_BTHK - self.D_log.exp()[:, None] * k_BTHK).to(k_BTHK.dtype)
+            q_BTHK = corrected(q_BTHK, self.D_log.exp(), k_BTHK)
         gates = self.head_gates(x_BTD)
         o_BTHV, memory = self.apply_op(
             momentum_delta_rule,
