@@ -3,23 +3,27 @@
 B batch · D model width
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mdn.mixers import State
+from mdn.mixers import Mixer, State
 from mdn_kernels import overwriting_states
 
-if TYPE_CHECKING:
-    from mdn.models.lm import LanguageModel
-
-
 ROOM = 256  # tokens, for states that grow
+
+
+class Decodable(Protocol):
+    """What a decoder asks of a model (`LanguageModel`)."""
+
+    def hidden(
+        self, ids_BT: Tensor, states: Sequence[State] | None = None
+    ) -> tuple[Tensor, list[State] | None]: ...
+
+    def mixer(self, layer: int) -> Mixer: ...
 
 
 class Decoder:
@@ -32,7 +36,7 @@ class Decoder:
     before returned.
     """
 
-    def __init__(self, model: LanguageModel, states: Sequence[State]):
+    def __init__(self, model: Decodable, states: Sequence[State]):
         self.model, self.states = model, list(states)
         self.room = 0.0  # tokens that the states have a place for
         self.graph: tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None = None  # with its input and output
