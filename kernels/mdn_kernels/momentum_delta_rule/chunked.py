@@ -132,10 +132,8 @@ class Scans(Protocol):
     ) -> tuple[Tensor, Tensor, Pair]:
         """o, the residuals Ṽ [B, T, H, V], and the final states [N, H, K, V]; fills the marks."""
 
-    def states(
-        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
-    ) -> ChunkStates:
-        """The states before each chunk; with v, the residuals are computed too."""
+    def states(self, k: Tensor, residual: Tensor, kept: Kept, initial: States, chunks: Chunks) -> ChunkStates:
+        """The states before each chunk."""
 
     def gradients(
         self,
@@ -214,7 +212,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """o, the final S and M, the residuals Ṽ, and `Kept`. All tensors are contiguous.
 
-    `save_residual` is for the backward only.
+    Without `save_residual` the backward keeps none of it.
     """
     H, K = q.shape[2:]
     layout, kept = Layout.of(q, v, cu_seqlens), Kept.empty(q, v, cu_seqlens)
@@ -241,23 +239,25 @@ def _backward(
     S: Tensor | None,
     M: Tensor | None,
     cu_seqlens: Tensor | None,
-    inverse: Tensor,
-    scores: Tensor,
-    coefficients: Tensor,
-    marks_S: Tensor,
-    marks_M: Tensor,
+    saved: list[Tensor],
     scale: float,
     version: str,
-    values_are_residuals: bool,
     do: Tensor,
     dS: Tensor | None,
     dM: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, the gates, and the initial S and M; `values` are the residuals Ṽ or v."""
+    """Gradients of q, k, v, the gates, and the initial S and M.
+
+    `values` are the residuals Ṽ and `saved` is `Kept`; or v and nothing, and the forward runs again.
+    """
     (H, K), V = q.shape[2:], values.shape[-1]
-    gates = [log_alpha, beta, log_mu, eta]
-    scans, kept = _scans(version), Kept(inverse, scores, coefficients, marks_S, marks_M)
-    v, residual = (None, values) if values_are_residuals else (values, torch.empty_like(values))
+    gates = log_alpha, beta, log_mu, eta
+    residual = values
+    if not saved:
+        residual, *saved = _forward(
+            q, k, values, *gates, S, M, cu_seqlens, scale, version, save_residual=False
+        )[3:]
+    scans, kept = _scans(version), Kept(*saved)
     dq, dk, dr = torch.empty_like(q), torch.empty_like(k), torch.empty_like(values)
     dgates = [torch.empty_like(x) for x in gates]
     options = tiles(q.dtype, K, V)
@@ -266,8 +266,8 @@ def _backward(
     after: States = (dS, dM)
     with torch.cuda.device_of(q):
         for number, chunks in reversed(list(enumerate(Layout.of(q, values, cu_seqlens).spans))):
-            before: States = (marks_S[number - 1], marks_M[number - 1]) if number else (S, M)
-            states = scans.states(k, v, residual, kept, before, chunks)
+            before: States = (kept.marks_S[number - 1], kept.marks_M[number - 1]) if number else (S, M)
+            states = scans.states(k, residual, kept, before, chunks)
             states_d, initial = scans.gradients(q, k, do, dr, kept, after, chunks, scale)
             after = initial
             dq_outer, dk_outer, sums, inner = scans.outer(
@@ -283,19 +283,19 @@ def _backward(
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, log_alpha, beta, log_mu, eta, S, M, cu_seqlens, *ctx.options = inputs
-    _, _, _, residual, *kept = output
-    values = residual if ctx.options[-1] else v
-    ctx.save_for_backward(q, k, values, log_alpha, beta, log_mu, eta, S, M, cu_seqlens, *kept)
+    q, k, v, log_alpha, beta, log_mu, eta, S, M, cu_seqlens, *ctx.options, save_residual = inputs
+    values, *saved = output[3:] if save_residual else [v]
+    ctx.save_for_backward(q, k, values, log_alpha, beta, log_mu, eta, S, M, cu_seqlens, *saved)
     ctx.set_materialize_grads(False)  # most outputs have no gradient
 
 
 def _differentiate(backward, ctx, do, dS, dM, *_):
-    values, S = ctx.saved_tensors[2], ctx.saved_tensors[7]
+    inputs, saved = ctx.saved_tensors[:10], list(ctx.saved_tensors[10:])
+    values, S = inputs[2], inputs[7]
     do = torch.zeros_like(values) if do is None else do.contiguous()
     if dS is not None or dM is not None:
         dS, dM = (torch.zeros_like(y) if x is None else x.contiguous() for x, y in ((dS, dM), (dM, dS)))
-    *gradients, dS, dM = backward(*ctx.saved_tensors, *ctx.options, do, dS, dM)
+    *gradients, dS, dM = backward(*inputs, saved, *ctx.options, do, dS, dM)
     if S is None:
         dS = dM = None
     return *gradients, dS, dM, None, None, None, None
@@ -351,7 +351,7 @@ def operator(version: str) -> Callable:
         normalize_qk: bool,
         save_residual: bool = True,
     ) -> tuple[Tensor, Pair | None]:
-        """`save_residual`: keep Ṽ for the backward instead of v, or solve for it again there."""
+        """`save_residual`: keep Ṽ and what needs no state for the backward, or nothing but the inputs."""
         if normalize_qk:
             q, k = normalize(q), normalize(k)
         tensors = [x.contiguous() for x in (q, k, v, log_alpha, beta, log_mu, eta)]

@@ -57,10 +57,8 @@ class _Scans:
         )  # fmt: skip
         return o, residual, final
 
-    def states(
-        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
-    ) -> Pair:
-        return self._scan(k, v, residual, kept, initial, (None, None), chunks, chunks.count)
+    def states(self, k: Tensor, residual: Tensor, kept: Kept, initial: States, chunks: Chunks) -> Pair:
+        return self._scan(k, None, residual, kept, initial, (None, None), chunks, chunks.count)
 
     def gradients(
         self,

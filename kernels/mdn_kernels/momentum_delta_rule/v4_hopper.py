@@ -94,17 +94,21 @@ class _Scans:
     def outputs(
         self, q: Tensor, k: Tensor, v: Tensor, kept: Kept, initial: States, layout: Layout, scale: float
     ) -> tuple[Tensor, Tensor, Pair]:
+        (H, K), V = q.shape[2:], v.shape[-1]
         o, residual = torch.empty_like(v), torch.empty_like(v)
-        return o, residual, self._scan(q, k, v, residual, o, kept, initial, layout.whole, layout.span, scale)
+        chunks = layout.whole
+        BV = _width("scan", K, V, chunks.sequences * H, k.device)
+        final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
+        v4_scans.scan[V // BV, chunks.sequences * H](
+            _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),
+            kept.coefficients, residual, o, *initial, *final, kept.marks_S, kept.marks_M, layout.span,
+            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=BV // LANES,
+        )  # fmt: skip
+        return o, residual, final
 
-    def states(
-        self, k: Tensor, v: Tensor | None, residual: Tensor, kept: Kept, initial: States, chunks: Chunks
-    ) -> ChunkStates:
+    def states(self, k: Tensor, residual: Tensor, kept: Kept, initial: States, chunks: Chunks) -> ChunkStates:
         (H, K), V = k.shape[2:], residual.shape[-1]
         BV = 32  # writing is what takes time
-        if v is not None:
-            unused = torch.empty_like(v)
-            self._scan(k, k, v, residual, unused, kept, initial, chunks, chunks.count, 1.0)
         states = _chunk_states(k, V, chunks)
         v4_scans.restore[V // BV, chunks.sequences * H](
             _tokens(k, K), _tokens(residual, BV), _blocks(states, 64, 2 * BV), kept.coefficients, *initial,
@@ -158,29 +162,6 @@ class _Scans:
             dq, dk, sums, inner, *chunks.tables, scale, H=H, K=K, V=V, num_warps=WARPS,
         )  # fmt: skip
         return dq, dk, sums, inner
-
-    def _scan(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        residual: Tensor,
-        o: Tensor,
-        kept: Kept,
-        initial: States,
-        chunks: Chunks,
-        span: int,
-        scale: float,
-    ) -> Pair:
-        (H, K), V = q.shape[2:], v.shape[-1]
-        BV = _width("scan", K, V, chunks.sequences * H, k.device)
-        final = pair(q, chunks.sequences, H, K, V, dtype=torch.float32)
-        v4_scans.scan[V // BV, chunks.sequences * H](
-            _tokens(q, K), _tokens(k, K), _tokens(v, BV), _squares(kept.inverse), _squares(kept.scores),
-            kept.coefficients, residual, o, *initial, *final, kept.marks_S, kept.marks_M, span,
-            chunks.first, chunks.begin, chunks.end, scale, H=H, K=K, V=V, BV=BV, num_warps=BV // LANES,
-        )  # fmt: skip
-        return final
 
 
 SCANS = _Scans()

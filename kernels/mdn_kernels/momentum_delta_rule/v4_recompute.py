@@ -1,7 +1,7 @@
-"""The momentum delta rule by v4_hopper, with the residuals Ṽ computed again for the backward.
+"""The momentum delta rule by v4_hopper, with nothing kept for the backward but the inputs.
 
-What changed from v4_hopper: v is kept in place of Ṽ, and the backward solves for Ṽ once more before it uses
-them, as the paper's variant without materialised residuals.
+What changed from v4_hopper: the backward runs the forward again, so the residuals Ṽ, T⁻¹, the scores and the
+states between spans need not be kept, as in the paper's variant without materialised residuals.
 """
 
 from functools import partial
