@@ -26,12 +26,14 @@ def formatted(params: Params, root: Path) -> dict[str, Grid]:
         (0.0, "0.00"),
         (0.005, "0.01"),
         (0.0012, "1.2e-3"),
-        (999999.994, "999999.99"),
+        (999.994, "999.99"),
+        (-1000.5, "-1001"),
+        (235298.16, "235298"),
         (1234567.0, "1.23e6"),
         (8.9e14, "8.90e14"),
     ],
 )
-def test_numbers_keep_two_decimals_and_never_vanish(value, text):
+def test_numbers_keep_what_can_be_read_and_never_vanish(value, text):
     assert number(value) == text
 
 

@@ -16,14 +16,14 @@ CSV_FIELDS = ("value", "stderr", "n", "published", "gap", "status")
 
 def number(value: float) -> str:
     """Two decimals, halves away from zero as on paper: 0.125 is 0.13. What two decimals would turn into zero
-    keeps two significant digits, and millions become powers of ten."""
+    keeps two significant digits, thousands are whole numbers, and millions become powers of ten."""
     exact = Decimal(repr(value))
     if abs(exact) >= 10**6:
         mantissa, exponent = f"{exact:.2e}".split("e")
         return f"{mantissa}e{int(exponent)}"
     if exact and abs(exact) < Decimal("0.005"):
         return f"{exact:.1e}"
-    return str(exact.quantize(Decimal("0.01"), ROUND_HALF_UP))
+    return str(exact.quantize(Decimal(1 if abs(exact) >= 1000 else "0.01"), ROUND_HALF_UP))
 
 
 def signed(value: float) -> str:
