@@ -124,6 +124,18 @@ def test_the_figure_has_a_line_a_system_and_is_fig_6_at_the_papers_scale_only(
     assert colours["GDN"] == colours["GDN (FLA)"]
 
 
+def test_what_was_not_measured_is_no_part_of_the_figure(params: Params, results: Path, tmp_path: Path):
+    def keep(kinds: tuple[str, ...]) -> list:
+        for path in results.rglob("metrics.json"):
+            found = json.loads(path.read_text())
+            path.write_text(json.dumps({k: v for k, v in found.items() if k.startswith(kinds)}))
+        return drawings(params, read_runs(params, tmp_path / "runs", results))
+
+    (figure,) = keep(("train/4x4096", "prefill"))
+    assert [panel.series[0].xs for panel in figure.readings.panels] == [["4K × 4"], ["4K × 4"]]
+    assert keep(("prefill",)) == []
+
+
 def test_the_page_has_figure_tables_and_records_and_is_the_same_twice(
     params: Params, results: Path, tmp_path: Path
 ):
