@@ -8,7 +8,7 @@ import pytest
 from mdn.reports.figures.scaling import drawings
 from mdn.reports.render import render
 from mdn.reports.runs import read_runs
-from mdn.reports.scaling import curves, sheet
+from mdn.reports.scaling import curves, sheets
 from mdn.scaling.cells import plan
 
 
@@ -51,8 +51,7 @@ def test_curves_are_shares_of_as_many_single_gpus(params, results):
 
 
 def test_the_table_has_every_cell_and_why_one_failed(params, results):
-    table = sheet(params, read_runs(params, results / "runs", results / "results"))
-    assert table is not None
+    (table,) = sheets(params, read_runs(params, results / "runs", results / "results"))
     lines = {(row[0], *row[2:5], row[6]): row for row in table.rows}
     assert len(lines) == len(table.rows) == 7
     eight = lines["MDN", "8", "DDP", "32 of 4096", "no"]
@@ -63,16 +62,16 @@ def test_the_table_has_every_cell_and_why_one_failed(params, results):
     assert all(len(row) == len(table.head) for row in table.rows)
 
 
-def test_figure_and_table_are_written_and_the_page_shows_the_figure(params, results):
+def test_figure_and_table_are_written_and_on_the_page(params, results):
     few = replace(params, scales={"1b3": params.scales["1b3"]})
     page = render(few, results / "runs", results / "reports", results / "results").read_text()
-    assert 'id="scaling-1b3"' in page
+    assert page.index('id="scaling-1b3"') < page.index('id="scaling-cells"')
     written = results / "reports" / "figures" / "scaling-1b3.csv"
     assert "0.9" in written.read_text()
-    assert "status 1: out of memory" in (results / "reports" / "tables" / "scaling.md").read_text()
+    assert "status 1: out of memory" in (results / "reports" / "tables" / "scaling-cells.md").read_text()
 
 
 def test_without_records_there_is_nothing(params, tmp_path):
     runs = read_runs(params, tmp_path)
     assert drawings(params, runs) == []
-    assert sheet(params, runs) is None
+    assert sheets(params, runs) == []

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mdn.config import Params
 from mdn.reports.frame import published
 from mdn.reports.runs import Run
-from mdn.reports.sheets import Sheet
+from mdn.reports.sheets import Chapter, Sheet
 from mdn.reports.tables import number
 
 KERNELS = {"fla": "FLA", "v4_recompute": "residuals computed again"}
@@ -64,6 +64,11 @@ def systems(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> lis
 def all_shapes(found: list[System], kind: str) -> list[Shape]:
     """From the shortest sequence."""
     return sorted({shape for system in found for shape in system.shapes(kind)}, key=lambda shape: shape[1])
+
+
+def chapter(params: Params, runs: dict[tuple[str, str], Run]) -> Chapter:
+    text = "Time and memory of the models side by side on one card, with random tokens (Fig. 6)."
+    return Chapter("efficiency", "Efficiency", text, sheets(params, runs))
 
 
 def sheets(params: Params, runs: dict[tuple[str, str], Run]) -> list[Sheet]:

@@ -12,7 +12,7 @@ from mdn.mqar.summary import best, parts
 from mdn.reports.departures import quantity
 from mdn.reports.frame import published
 from mdn.reports.runs import Run
-from mdn.reports.sheets import Sheet
+from mdn.reports.sheets import Chapter, Sheet
 from mdn.reports.tables import number
 
 
@@ -57,6 +57,14 @@ def sweeps(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> list
     return found
 
 
+def chapter(params: Params, runs: dict[tuple[str, str], Run]) -> Chapter:
+    text = (
+        "Two layers, no language: sequences of keys and values, then each key again, and the model has to "
+        "know its value (Fig. 4, Table 5). Smoke scale shows that the parts work and compares nothing."
+    )
+    return Chapter("mqar", "Multi-query associative recall", text, sheets(params, runs))
+
+
 def sheets(params: Params, runs: dict[tuple[str, str], Run]) -> list[Sheet]:
     """For each scale with a record its results and all its trainings; Table 5."""
     tables = []
@@ -79,7 +87,8 @@ def settings(params: Params) -> Sheet:
         "Ours beside Zoology: gradients clipped at 1, RMSNorm, no dropout on the embedding, no extra "
         "convolution in front of attention.",
     ]
-    return Sheet("mqar-settings", "Table 5: settings of multi-query associative recall", head, rows, notes)
+    title = "Table 5: settings of multi-query associative recall"
+    return Sheet("mqar-settings", title, head, rows, notes, sortable=False)
 
 
 LINES = (

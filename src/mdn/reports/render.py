@@ -40,15 +40,15 @@ def render(params: Params, root: Path, out: Path, results: Path | None = None) -
     for grid in [*formatted, *filter(None, [scales])]:
         for suffix, write in (("md", markdown), ("tex", latex), ("csv", csv)):
             files[Path("tables", f"{grid.name}.{suffix}")] = write(grid).encode()
-    recall, speed = mqar.sheets(params, runs), efficiency.sheets(params, runs)
-    for sheet in [*recall, *speed, *filter(None, [scaling.sheet(params, runs)])]:
+    chapters = [module.chapter(params, runs) for module in (mqar, efficiency, scaling)]
+    for sheet in (sheet for chapter in chapters for sheet in chapter.sheets):
         for suffix, text in (("md", sheet.markdown()), ("tex", sheet.latex()), ("csv", sheet.csv())):
             files[Path("tables", f"{sheet.name}.{suffix}")] = text.encode()
     for drawing in drawn:
         files |= {Path("figures", name): content for name, content in drawing.files().items()}
     record = out / "kernels" / "record.json"
     kernels = report(json.loads(record.read_text())) if record.exists() else None
-    page = site.render(params, runs, formatted, drawn, recall, speed, scales, kernels)
+    page = site.render(params, runs, formatted, drawn, chapters, scales, kernels)
     files[Path("index.html")] = page.encode()
     for name, content in files.items():
         _write(out / name, content)

@@ -4,7 +4,7 @@ from typing import Any
 
 from mdn.config import Params
 from mdn.reports.runs import Run
-from mdn.reports.sheets import Sheet
+from mdn.reports.sheets import Chapter, Sheet
 from mdn.reports.tables import number
 
 STRATEGIES = {"ddp": "DDP", "zero2": "ZeRO-2", "fsdp": "FSDP"}  # in the order of the panels
@@ -74,8 +74,16 @@ def curves(params: Params, runs: dict[tuple[str, str], Run], scale: str) -> dict
     return {title: lines for title, lines in whole.items() if lines}
 
 
-def sheet(params: Params, runs: dict[tuple[str, str], Run]) -> Sheet | None:
-    """A line a cell, of all scales; None if none was measured."""
+def chapter(params: Params, runs: dict[tuple[str, str], Run]) -> Chapter:
+    text = (
+        "Training on 1 to 8 GPUs of one host: what is left of each GPU's speed with as many sequences a "
+        "GPU (weak scaling) or a step (strong scaling) as one GPU alone."
+    )
+    return Chapter("scaling", "Several GPUs", text, sheets(params, runs))
+
+
+def sheets(params: Params, runs: dict[tuple[str, str], Run]) -> list[Sheet]:
+    """One table with a line a cell, of all scales; none if nothing was measured."""
     head = ["Model", "Scale", "GPUs", "Strategy", "Sequences a step", "Tokens", "Compiled", "Tokens/s"]
     head += ["Of so many GPUs, each with its sequences", "each with all sequences", "Of bf16 peak", "GiB"]
     head += ["Messages", "Messages alone", "Waiting for data", "Loss", "Hardware", "Commit"]
@@ -111,13 +119,13 @@ def sheet(params: Params, runs: dict[tuple[str, str], Run]) -> Sheet | None:
                 ]
             )
     if not rows:
-        return None
+        return []
     notes = [
         "Median of 27 steps, the first 3 left out. GiB: the most of a GPU. Messages: share of two profiled "
         "steps in which NCCL ran, and in which nothing else did. Waiting for data: of the slowest GPU.",
         "One of them again: python -m mdn.scaling plan --cell NAME | python -m mdn.scaling run -",
     ]
-    return Sheet("scaling", "Training on several GPUs of a host", head, rows, notes)
+    return [Sheet("scaling-cells", "Training on several GPUs of a host", head, rows, notes)]
 
 
 def _percent(value: float | None) -> str:

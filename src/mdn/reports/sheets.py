@@ -18,6 +18,7 @@ class Sheet:
     rows: list[list[str]]
     notes: list[str]
     best: frozenset[tuple[int, int]] = frozenset()  # (row, column)
+    sortable: bool = True
 
     @property
     def words(self) -> set[int]:
@@ -65,3 +66,14 @@ class Sheet:
     def csv(self) -> str:
         columns = [[row[m] for row in self.rows] for m in range(len(self.head))]
         return pl.DataFrame(dict(zip(self.head, columns, strict=True)), strict=False).write_csv()
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """An experiment beside the tables of the language models: its figures (those whose scale is `name`) and
+    its tables."""
+
+    name: str
+    title: str
+    text: str
+    sheets: list[Sheet]

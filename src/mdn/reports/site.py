@@ -15,7 +15,7 @@ from mdn.reports.departures import Departure, departures, quantity
 from mdn.reports.figures.style import INK, Drawing, line_style
 from mdn.reports.kernels import Report
 from mdn.reports.runs import Run, active
-from mdn.reports.sheets import Sheet
+from mdn.reports.sheets import Chapter
 from mdn.reports.tables import Grid, number
 
 HERE = Path(__file__).parent
@@ -73,13 +73,11 @@ def render(
     runs: dict[tuple[str, str], Run],
     grids: list[Grid],
     drawings: list[Drawing],
-    recall: list[Sheet],
-    speed: list[Sheet],
+    chapters: list[Chapter],
     scales: Grid | None = None,
     kernels: Report | None = None,
 ) -> str:
-    """The page. recall, speed: the tables of associative recall and of efficiency; scales: the table across
-    scales; kernels: what stage `bench@kernels` found, if it has run."""
+    """The page. scales: the table across scales; kernels: what stage `bench@kernels` found, if it has run."""
     sections = []
     for scale, at in params.scales.items():
         own = [grid for grid in grids if grid.scale == scale]
@@ -98,7 +96,7 @@ def render(
                 departures(params, runs, scale),
             )
         )
-    shown = {section.scale for section in sections} | {"mqar", "efficiency"}
+    shown = {section.scale for section in sections} | {chapter.name for chapter in chapters}
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -111,10 +109,11 @@ def render(
         params=params,
         rules=rules,
         sections=sections,
-        recall=recall,
-        recall_drawings=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale == "mqar"],
-        speed=speed,
-        speed_drawings=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale == "efficiency"],
+        chapters=[
+            (chapter, [(drawing, inline(drawing)) for drawing in drawings if drawing.scale == chapter.name])
+            for chapter in chapters
+            if chapter.sheets
+        ],
         scales=scales,
         others=[(drawing, inline(drawing)) for drawing in drawings if drawing.scale not in shown],
         style=Markup((HERE / "site.css").read_text()),

@@ -10,7 +10,6 @@ from mdn.reports.runs import Run
 from mdn.reports.scaling import Curve, curves
 
 COLUMNS = 4
-NOTE = "All cells: tables/scaling.md."
 
 
 def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
@@ -21,7 +20,7 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
             title = f"Training on several GPUs of a host ({at.title} scale): tokens/s of a GPU, of one alone"
             with look():
                 figure = _drawn(params, panels)
-                found.append(written(figure, f"scaling-{scale}", "scaling", title, NOTE))
+                found.append(written(figure, f"scaling-{scale}", "scaling", title))
     return found
 
 
