@@ -85,7 +85,7 @@ def chapter(params: Params, runs: dict[tuple[str, str], Run]) -> Chapter:
 def sheets(params: Params, runs: dict[tuple[str, str], Run]) -> list[Sheet]:
     """One table with a line a cell, of all scales; none if nothing was measured."""
     head = ["Model", "Scale", "GPUs", "Strategy", "Sequences a step", "Tokens", "Compiled", "Tokens/s"]
-    head += ["Of so many GPUs, each with its sequences", "each with all sequences", "Of bf16 peak", "GiB"]
+    head += ["Weak scaling", "Strong scaling", "Of bf16 peak", "GiB"]
     head += ["Messages", "Messages alone", "Waiting for data", "Loss", "Hardware", "Commit"]
     rows = []
     for scale in params.scales:
@@ -121,6 +121,8 @@ def sheets(params: Params, runs: dict[tuple[str, str], Run]) -> list[Sheet]:
     if not rows:
         return []
     notes = [
+        "Scaling: tokens/s over those of as many single GPUs that each train with the cell's sequences a GPU "
+        "(weak) or with all its sequences (strong).",
         "Median of 27 steps, the first 3 left out. GiB: the most of a GPU. Messages: share of two profiled "
         "steps in which NCCL ran, and in which nothing else did. Waiting for data: of the slowest GPU.",
         "One of them again: python -m mdn.scaling plan --cell NAME | python -m mdn.scaling run -",
