@@ -226,10 +226,11 @@ def test_one_token_is_decoded_step_by_step_and_more_in_chunks(op):
         (lambda x: {"log_alpha": x["log_alpha"].bfloat16()}, "log_alpha is .* expected torch.float32"),
         (lambda x: {"log_alpha": -x["log_alpha"]}, "log_alpha has a positive value"),
         (lambda x: {"initial_state": x["initial_state"].mT}, "initial_state S has shape"),
+        (lambda x: {"initial_state": (x["initial_state"],) * 2}, "initial_state S is a tuple; pass a tensor"),
         (lambda x: {"cu_seqlens": torch.tensor([0, 4])}, "batch of 1"),
         (lambda x: {"version": "triton9"}, "no version 'triton9'; use one of recurrent, chunk"),
     ],
-    ids=["k", "v", "gate", "gate dtype", "positive gate", "state", "cu_seqlens", "version"],
+    ids=["k", "v", "gate", "gate dtype", "positive gate", "state", "two states", "cu_seqlens", "version"],
 )
 @each_op
 def test_bad_arguments_are_refused_by_name(op, change, message):

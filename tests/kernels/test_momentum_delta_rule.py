@@ -318,6 +318,12 @@ WRONG = {
         {"initial_state": (torch.zeros(2, 2, 4, 8).half(),) * 2},
         "initial_state S is torch.float16",
     ),
+    "no_tensor": ({"v": None}, "v is a NoneType; pass a tensor"),
+    "no_state": (
+        {"initial_state": (torch.zeros(2, 2, 4, 8), None)},
+        "initial_state M is a NoneType; pass a tensor",
+    ),
+    "offsets_in_a_list": ({"cu_seqlens": [0, 8]}, "cu_seqlens is a list; pass a tensor"),
     "packed_batch": ({"cu_seqlens": torch.tensor([0, 8])}, "cu_seqlens needs a batch of 1, not B=2"),
     "unknown_version": ({"version": "v9"}, "no version 'v9'; use one of recurrent, v1_logspace, v2_segsum"),
 }

@@ -43,6 +43,8 @@ def check_inputs(
     Values (of log gates and cu_seqlens) are not looked at where `values_can_be_read` is false.
     """
     channel_gates = channel_gates or {}
+    for name, x in {**keys, "v": v, **gates, **channel_gates}.items():
+        _check_type(name, x)
     reference, q = next(iter(keys.items()))
     if q.dim() != 4 or 0 in q.shape:
         raise ValueError(f"{reference} has shape {list(q.shape)}; expected [B, T, H, K], none of them 0")
@@ -66,6 +68,7 @@ def check_inputs(
         check_cu_seqlens(cu_seqlens, B, T)
         N = len(cu_seqlens) - 1
     for name, x in (states or {}).items():
+        _check_type(f"initial_state {name}", x)
         _check_tensor(f"initial_state {name}", x, (N, H, K, v.shape[3]), gate_dtype, q.device)
     if mdn_kernels.CHECK_GATES and values_can_be_read(q):
         for name, x in {**gates, **channel_gates}.items():
@@ -78,6 +81,7 @@ def check_inputs(
 
 def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
     """Raises ValueError unless cu_seqlens [N + 1] divides the T tokens of a batch of one into sequences."""
+    _check_type("cu_seqlens", cu_seqlens)
     if B != 1:
         raise ValueError(f"cu_seqlens needs a batch of 1, not B={B}; pack the sequences along T")
     if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -94,6 +98,11 @@ def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
         raise ValueError(f"cu_seqlens decreases: {offsets}; sort the offsets")
     if offsets[-1] != T:
         raise ValueError(f"cu_seqlens ends at {offsets[-1]}; it must end at T={T}")
+
+
+def _check_type(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name} is a {type(x).__name__}; pass a tensor")
 
 
 def _check_tensor(name: str, x: Tensor, shape: tuple, dtype: torch.dtype, device: torch.device) -> None:
