@@ -47,6 +47,27 @@ def test_other_tritons_and_cards_are_not(monkeypatch, triton, capability):
     assert fla.trusted() == (triton != "3.6.0")
 
 
+def test_offsets_of_packed_sequences_go_where_the_tokens_are():
+    given = []
+
+    def chunk(*tensors, cu_seqlens, **keywords):
+        given.append(cu_seqlens)
+        return tensors[2], None
+
+    q = torch.ones(1, 8, 2, 4, device="meta")
+    fla.called_as_version(chunk)(
+        q,
+        q,
+        q,
+        scale=1.0,
+        initial_state=None,
+        output_final_state=False,
+        cu_seqlens=torch.tensor([0, 8], dtype=torch.int32),
+        normalize_qk=False,
+    )
+    assert (given[0].device.type, given[0].dtype) == ("meta", torch.int64)
+
+
 @pytest.mark.parametrize("name", OPS)
 def test_a_default_exists_with_and_without_fla(name):
     expected = {"gated_delta_rule": "triton", "comba": "triton"}.get(

@@ -175,6 +175,24 @@ def test_a_rehearsal_and_a_token_of_decoding_tune_nothing(shape):
     assert not fused.fuses(tensor(shape))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_offsets_go_where_the_tokens_are_and_stay_the_same_tensor_if_they_are_there(dtype, monkeypatch):
+    given = []
+
+    def convolution(x, weight, bias, activation, cu_seqlens):
+        given.append(cu_seqlens)
+        return (x,)
+
+    monkeypatch.setattr(fused, "_modules", lambda: (convolution, None))
+    offsets = torch.tensor([0, 3, 8], dtype=dtype)
+    for device in ("cpu", "meta"):
+        fused.convolution_silu(
+            torch.ones(1, 8, 5, device=device), torch.ones(5, 4, device=device), None, offsets
+        )
+    assert given[0] is offsets
+    assert given[1].device.type == "meta"
+
+
 def test_without_a_trusted_fla_all_stays_in_torch(monkeypatch):
     monkeypatch.setattr(fused, "trusted", lambda: False)
     fused._modules.cache_clear()

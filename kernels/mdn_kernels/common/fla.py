@@ -61,7 +61,7 @@ def called_as_version(chunk: Callable, normalizes: bool = True) -> Callable:
             scale=scale,
             initial_state=initial_state,
             output_final_state=output_final_state,
-            cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
+            cu_seqlens=None if cu_seqlens is None else cu_seqlens.to(tensors[0].device, torch.int64),
             **options,
         )
         return o, state if output_final_state else None

@@ -37,7 +37,9 @@ def convolution_silu(
     """SiLU of `short_convolution` without a state, plus a bias."""
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2])
-        cu_seqlens = cu_seqlens.long()
+        # The same tensor in every layer: FLA goes by identity to remember where its chunks are, and counting
+        # them waits for the GPU.
+        cu_seqlens = cu_seqlens.to(x_BTD.device)
     convolution, _ = _modules()
     return convolution(x_BTD, weight_DW, bias_D, activation="silu", cu_seqlens=cu_seqlens)[0]
 
