@@ -300,6 +300,18 @@ def test_compiled_blocks_train_what_others_do(fit, monkeypatch, again):
     assert losses(record) == pytest.approx(losses(fit()), rel=1e-6)
 
 
+def test_the_first_call_of_all_kernels_is_of_a_micro_batch(fit, monkeypatch):
+    sizes, original = [], module.LanguageModel.loss
+
+    def loss(self, ids, *others):
+        sizes.append(tuple(ids.shape))
+        return original(self, ids, *others)
+
+    monkeypatch.setattr(module.LanguageModel, "loss", loss)
+    fit()
+    assert sizes[0] == sizes[1]  # the second is the first of the training
+
+
 def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tiny_run):
     budget = replace(tiny_run.training, validate_every=5)
     record = fit(replace(tiny_run, training=budget))

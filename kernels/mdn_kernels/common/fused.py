@@ -16,8 +16,8 @@ from torch import Tensor
 from mdn_kernels.common.check import check_cu_seqlens
 from mdn_kernels.common.fla import trusted
 
-# FLA's kernels tune themselves on their first call, whatever its length: neither a rehearsal of a few tokens
-# is to decide for a training, nor one token of decoding, which is captured in a CUDA graph.
+# FLA's kernels tune themselves on their first call, whatever its length: neither a prompt of a few tokens
+# is to decide for those after it, nor one token of decoding, which is captured in a CUDA graph.
 ENOUGH_TOKENS = 2048
 
 

@@ -44,7 +44,7 @@ def _measure(cell: Cell, runs: Path, tokens: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
-    rehearse(model, device)
+    rehearse(model, run, machine, device)
     module = LitLanguageModel(model, run, machine, launch.StopRequest())
     data = TokenData(run, machine, tokens) if cell.tokens == "shards" else Synthetic(run, machine.micro_batch)
     watch = Watch()

@@ -66,7 +66,7 @@ def _train(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
-    rehearse(model, device)
+    rehearse(model, run, machine, device)
     record = Record(runs / run.scale / run.name)
     finished, path = launch.share(lambda: _open(record, runs, run, machine, model, index))
     if finished:
@@ -193,10 +193,12 @@ def trainer_for(run: RunConfig, machine: Machine, callbacks: list[Callback]) -> 
     )
 
 
-def rehearse(model: LanguageModel, device: torch.device) -> None:
-    """One tiny forward pass: what cannot run fails here, in seconds, and the operators' modules are loaded,
-    so that the code digest covers them."""
-    ids = torch.zeros(1, 8, dtype=torch.long, device=device)
+def rehearse(model: LanguageModel, run: RunConfig, machine: Machine, device: torch.device) -> None:
+    """The forward pass of a micro-batch: what cannot run fails here, in seconds, and the operators' modules
+    are loaded, so that the code digest covers them. No fewer tokens: on its first call a kernel of FLA
+    settles on what is fastest for it, once for all lengths."""
+    shape = machine.micro_batch, run.training.context
+    ids = torch.zeros(shape, dtype=torch.long, device=device)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
         model.loss(ids, ids)
 
