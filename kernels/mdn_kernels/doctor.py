@@ -101,7 +101,8 @@ def _errors(
         dtype=dtype,
         device=device,
     )
-    return errors(op, one.name, inputs, gradients=not one.decodes)
+    # Normalised inside, as the models have it: on a GPU that is a kernel of its own.
+    return errors(op, one.name, inputs, normalize_qk=True, gradients=not one.decodes)
 
 
 def _installed(package: str) -> str | None:

@@ -5,6 +5,7 @@ import types
 from dataclasses import replace
 
 import pytest
+import torch.nn.functional as F
 
 from mdn_kernels import doctor, registry
 from mdn_kernels.gated_delta_rule import chunk
@@ -39,6 +40,23 @@ def test_a_wrong_gradient_is_found_though_the_outputs_are_right(monkeypatch):
     (finding,) = findings("gated_delta_rule wrong")
     assert finding.ok is False
     assert "dlog_alpha" in finding.text
+
+
+def test_a_wrong_gradient_of_the_normalisation_is_found(monkeypatch):
+    wrong = types.ModuleType("wrong_version")
+
+    def forward(q, k, *others, normalize_qk, **keywords):
+        if normalize_qk:
+            q, k = F.normalize(q, dim=-1), k / k.detach().norm(dim=-1, keepdim=True)
+        return chunk.forward(q, k, *others, normalize_qk=False, **keywords)
+
+    wrong.forward = forward
+    monkeypatch.setitem(sys.modules, "wrong_version", wrong)
+    bad = replace(registry.get("gated_delta_rule", "chunk"), name="wrong", module="wrong_version")
+    monkeypatch.setitem(registry._versions["gated_delta_rule"], "wrong", bad)
+    (finding,) = findings("gated_delta_rule wrong")
+    assert finding.ok is False
+    assert "dk" in finding.text
 
 
 def test_a_version_that_decodes_is_looked_at_for_one_token_without_gradients(monkeypatch):
