@@ -200,6 +200,18 @@ def test_without_a_trusted_fla_all_stays_in_torch(monkeypatch):
     fused._modules.cache_clear()
 
 
+def test_another_fla_leaves_all_in_torch_with_a_warning(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(fused, "trusted", lambda: True)
+    monkeypatch.setattr(fused, "import_module", missing)
+    fused._modules.cache_clear()
+    with pytest.warns(UserWarning, match=r"fla\.modules.*pip install flash-linear-attention==0\.6\.0"):
+        assert not fused.fuses(tensor())
+    fused._modules.cache_clear()
+
+
 def test_nothing_of_fla_is_imported_on_a_cpu(monkeypatch):
     monkeypatch.setattr(fused, "_modules", lambda: pytest.fail("imports FLA"))
     assert not fused.fuses(torch.ones(1, 4096, 5, dtype=torch.bfloat16))

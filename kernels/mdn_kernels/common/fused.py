@@ -6,6 +6,7 @@ Inductor fuses that. Both functions compute in float32 and round once, at the en
 B batch · T tokens · D channels · H heads · V value channels · W convolution width · N sequences
 """
 
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mdn_kernels.common.check import check_cu_seqlens
-from mdn_kernels.common.fla import trusted
+from mdn_kernels.common.fla import INSTALL, trusted
 
 # FLA's kernels tune themselves on their first call, whatever its length: neither a prompt of a few tokens
 # is to decide for those after it, nor one token of decoding, which is captured in a CUDA graph.
@@ -55,5 +56,10 @@ def _modules() -> tuple[Callable, ...]:
     """FLA's convolution and its gated norm, or nothing where it is not trusted."""
     if not trusted():
         return ()
-    convolution = import_module("fla.modules.causal_conv1d").causal_conv1d
-    return convolution, import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated
+    try:
+        convolution = import_module("fla.modules.causal_conv1d").causal_conv1d
+        return convolution, import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated
+    except ImportError as error:  # another version of FLA, or a part of it
+        slower = "convolution and gated norm stay in torch, which is slower"
+        warnings.warn(f"{slower}: {error}; {INSTALL}", stacklevel=3)
+        return ()
