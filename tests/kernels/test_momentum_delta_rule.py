@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import mdn_kernels
+from mdn_kernels.common.check import check_cu_seqlens
 from mdn_kernels.momentum_delta_rule import OP, momentum_delta_rule
 from mdn_kernels.registry import choose, get
 from mdn_kernels.testing import GATES, assert_matches_oracle, errors, evaluate, make_inputs, relative_error
@@ -351,6 +352,30 @@ def test_wrong_cu_seqlens_are_named(offsets, message):
     inputs = make_inputs(momentum_delta_rule, B=1, T=8)
     with pytest.raises(ValueError, match=f"cu_seqlens.*{message}"):
         momentum_delta_rule(**inputs, cu_seqlens=torch.tensor(offsets))
+
+
+def test_offsets_on_a_gpu_are_read_once_and_again_when_they_change(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    class OnGpu(torch.Tensor):
+        is_cuda = True
+        reads = 0
+
+        def tolist(self):
+            OnGpu.reads += 1
+            return super().tolist()
+
+    offsets = torch.tensor([0, 3, 8]).as_subclass(OnGpu)
+    for _ in range(3):
+        check_cu_seqlens(offsets, 1, 8)
+    assert OnGpu.reads == 1
+    with pytest.raises(ValueError, match="ends at 8; it must end at T=9"):
+        check_cu_seqlens(offsets, 1, 9)
+    offsets[1] = 9
+    with pytest.raises(ValueError, match="decreases"):
+        check_cu_seqlens(offsets, 1, 8)
+    check_cu_seqlens(torch.tensor([0, 8]).as_subclass(OnGpu), 1, 8)
+    assert OnGpu.reads == 3
 
 
 def test_state_count_follows_the_packed_sequences():

@@ -3,6 +3,7 @@
 B batch · T tokens · H heads · K key channels · V value channels · N sequences
 """
 
+import weakref
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -91,13 +92,27 @@ def check_cu_seqlens(cu_seqlens: Tensor, B: int, T: int) -> None:
         )
     if not values_can_be_read(cu_seqlens):
         return
-    offsets = cu_seqlens.tolist()
+    offsets = _offsets(cu_seqlens)
     if offsets[0] != 0:
         raise ValueError(f"cu_seqlens starts at {offsets[0]}; it must start at 0")
     if any(stop < start for start, stop in pairwise(offsets)):
         raise ValueError(f"cu_seqlens decreases: {offsets}; sort the offsets")
     if offsets[-1] != T:
         raise ValueError(f"cu_seqlens ends at {offsets[-1]}; it must end at T={T}")
+
+
+# The last offsets that were read from a GPU: the tensor, its version then, its values.
+_last: tuple[weakref.ref[Tensor], int, list[int]] | None = None
+
+
+def _offsets(cu_seqlens: Tensor) -> list[int]:
+    """Its values. Reading them waits for all that the GPU still has to do, and every layer asks."""
+    global _last
+    if not cu_seqlens.is_cuda or cu_seqlens.is_inference():  # the latter have no version
+        return cu_seqlens.tolist()
+    if _last is None or _last[0]() is not cu_seqlens or _last[1] != cu_seqlens._version:
+        _last = weakref.ref(cu_seqlens), cu_seqlens._version, cu_seqlens.tolist()
+    return _last[2]
 
 
 def _check_type(name: str, x: object) -> None:
