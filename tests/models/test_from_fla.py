@@ -100,6 +100,7 @@ def test_tied_embeddings_are_the_head_too(make_model, make_run):
             {"model.layers.0.attn.A_log": torch.zeros(3)},
             r"blocks.0.mixer.A_log is \[3\] .* and \[2\] in ours",
         ),
+        ({"model.layers.1.attn_norm.weight": torch.ones(3)}, "FLA's model has 2 layers, ours 1"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(change, problem, make_model, make_run):
@@ -121,6 +122,23 @@ def test_writes_a_run_folder_that_generates(tmp_path, monkeypatch, make_model, m
     assert torch.equal(load(tmp_path / "run").generate(prompt, 4), model.generate(prompt, 4))
     assert from_fla.main(arguments) == 2
     assert "exists" in capsys.readouterr().err
+
+
+def test_no_run_folder_is_made_of_an_mdn_which_would_be_another_model(tmp_path, monkeypatch, params, capsys):
+    monkeypatch.setattr(from_fla, "load", lambda path: params)
+    arguments = ["unread.safetensors", "--scale", "smoke", "--model", "mdn", "--out", str(tmp_path / "run")]
+    assert from_fla.main(arguments) == 2
+    assert "gates its output with SiLU" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, monkeypatch, make_run, params, capsys):
+    monkeypatch.setattr(from_fla, "load", lambda path: params)
+    file = tmp_path / "pytorch_model.bin"
+    file.write_bytes(b"PK")
+    arguments = [str(file), "--scale", "smoke", "--model", "gdn", "--out", str(tmp_path / "run")]
+    assert from_fla.main(arguments) == 2
+    assert "from_fla: " in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def flash_attention(q_BTHR, k_BTHR, v_BTHR, causal, window_size):

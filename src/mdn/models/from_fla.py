@@ -4,7 +4,8 @@
 
 writes a run folder that `mdn generate` and the evaluation read. The model's shape is that of params.yaml, and
 the checkpoint has to agree with it. RULES says what the two call differently; all other names are the same.
-Options of FLA that change no weight (allow_neg_eigval, a norm_eps other than 1e-6) go unnoticed.
+Options of FLA that change no weight (allow_neg_eigval, a norm_eps other than 1e-6) go unnoticed. MDN is
+left to Python, see `mixer_weights`.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -93,6 +95,9 @@ def model_weights(run: RunConfig, fla: Mapping[str, Tensor]) -> dict[str, Tensor
     def below(prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): x for name, x in model.items() if name.startswith(prefix)}
 
+    layers = {int(number) for name in model for number in re.findall(r"^layers\.(\d+)\.", name)}
+    if len(layers) > run.shape.layers:
+        raise ValueError(f"{run.name}: FLA's model has {len(layers)} layers, ours {run.shape.layers}")
     final = "norm_f.weight" if "norm_f.weight" in model else "norm.weight"
     try:
         weights = {
@@ -139,10 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out.exists():
             raise ConfigError(f"{options.out} exists; remove it or choose another --out")
         run = load(options.params).run(options.scale, options.model)
+        if "mdn" in expand(run.pattern, run.shape.layers):
+            raise ConfigError(
+                f"{run.name}: FLA's MomentumDeltaNet gates its output with SiLU and ours with σ, so a run "
+                "folder would be of another model; from Python, set mixer.out.activation"
+            )
         weights = model_weights(
             run, {name: x for file in options.files for name, x in load_file(file).items()}
         )
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         print(f"from_fla: {error}", file=sys.stderr)
         return 2
     unfinished = options.out.with_name(options.out.name + ".part")
