@@ -23,11 +23,14 @@ needs_fla = pytest.mark.skipif(
     not trusted() or find_spec("einops") is None, reason="needs flash-linear-attention"
 )
 WHERE = [
-    pytest.param(
-        "cpu",
-        torch.float32,
-        id="interpreted",
-        marks=[needs_fla, pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter")],
+    *(
+        pytest.param(
+            "cpu",
+            dtype,
+            id=f"interpreted-{dtype}",
+            marks=[needs_fla, pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter")],
+        )
+        for dtype in (torch.float32, torch.bfloat16)
     ),
     pytest.param("cuda", torch.bfloat16, id="cuda", marks=[needs_fla, pytest.mark.gpu]),
 ]
@@ -57,7 +60,7 @@ def test_in_the_interpreter():
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert "12 passed" in done.stdout
+    assert "24 passed" in done.stdout
 
 
 @pytest.fixture
