@@ -5,9 +5,11 @@ their own process (see test_triton.py).
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -126,6 +128,22 @@ def test_keeps_the_result_and_one_number_a_row(device, dtype):
         y = normalize(x)
     assert [tuple(t.shape) for t in kept] == [(1, 5, 2, 24), (1, 5, 2)]
     assert kept[0].data_ptr() == y.data_ptr()
+
+
+@everywhere
+def test_the_backward_writes_no_zeros(device, dtype):
+    class Written(TorchDispatchMode):
+        calls: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            self.calls.append(function.overloadpacket.__name__)
+            return function(*arguments, **keywords or {})
+
+    x, dy = (random(1, 5, 2, 24, device=device, dtype=dtype, seed=seed) for seed in range(2))
+    y = normalize(x.requires_grad_())
+    with Written():
+        torch.autograd.grad(y, x, dy)
+    assert "zeros" not in Written.calls
 
 
 @everywhere

@@ -38,6 +38,7 @@ class _L2Norm(torch.autograd.Function):
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*output)  # not the input: y is what the operator keeps anyway
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # r has none; zeros would be written for it
 
     @staticmethod
     @once_differentiable
