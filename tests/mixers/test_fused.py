@@ -174,7 +174,7 @@ def test_half_precision_on_cuda_in_eager_mode_is_fused(monkeypatch):
 
 @pytest.mark.usefixtures("_trusted")
 @pytest.mark.parametrize("shape", [(1, 8, 5), (5000, 1, 5), (1, 2047, 5)])
-def test_a_rehearsal_and_a_token_of_decoding_tune_nothing(shape):
+def test_a_short_prompt_and_a_token_of_decoding_tune_nothing(shape):
     assert not fused.fuses(tensor(shape))
 
 
