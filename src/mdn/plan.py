@@ -27,7 +27,7 @@ def costs(scale: Scale, runs: list[RunConfig]) -> Table:
     """What a model costs wherever it is trained."""
     budget = scale.training
     table = _table(
-        f"{scale.title}: {budget.tokens / 1e9:,.4g}B tokens = {budget.steps:,} steps of "
+        f"{scale.title}: {budget.tokens:,} tokens = {budget.steps:,} steps of "
         f"{budget.batch_tokens:,} ({budget.batch:,} sequences of {budget.context:,})",
         ["parameters", "outside\nvocabulary", "FLOPs\na token", "FLOPs\nin all", "decoding\nstate"],
     )
