@@ -15,12 +15,13 @@ mkdir -p "$out" build/site runs
 unpack() { # ARCHIVE FOLDER, once
   local archive=build/$1.tar.xz stamp=build/site/.$1
   [[ -e $archive && ! $stamp -nt $archive ]] || return 0
-  python3 -m tarfile -e "$archive" "$2"
+  python3 -W ignore -m tarfile -e "$archive" "$2"
   touch "$stamp"
 }
 unpack triton build/site & unpack data . & unpack site build/site && wait
 
 records() {
+  [[ -n $(ls runs) ]] || return 0
   tar -C runs --exclude='.*' --exclude=checkpoints --exclude=model.safetensors --exclude='*.partial' --exclude='*.tmp' \
     --exclude={lm,commonsense,positions,niah,retrieval}.samples.jsonl.gz -czf "$out/.records" $(ls runs) 2> /dev/null ||
     (($? == 1)) || return 0 # 1: a file changed while it was read
