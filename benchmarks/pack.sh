@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Packs what a GPU machine without a package index lacks, beside Python, torch, Triton, Lightning, transformers, pyarrow,
-# pandas and what these need. The archives travel with a copy of the files; campaign.sh unpacks them there. Where pip has
-# an index, with the project's environment active:
+# Packs what a GPU machine without a package index lacks, beside Python, torch, Triton, Lightning, transformers,
+# pyarrow, pandas and what these need. The archives travel with a copy of the files; campaign.sh unpacks them there.
+# Where pip has an index, with the project's environment active:
 #
 #   benchmarks/pack.sh site triton      build/site.tar.xz, build/triton.tar.xz
 #   benchmarks/pack.sh data             build/data.tar.xz, after `dvc repro prepare`
@@ -38,11 +38,13 @@ pack() { # ARCHIVE FOLDER WHAT...
 }
 
 site() {
-  local fla names=(antlr4-python3-runtime omegaconf lm-eval datasets dill multiprocess requests urllib3) wanted=() used
+  local names=(antlr4-python3-runtime omegaconf lm-eval datasets dill multiprocess requests urllib3 charset-normalizer)
+  local wanted=() fla used
   for name in "${names[@]}"; do wanted+=("$(locked "$name")"); done
   fla=$(grep -oE 'flash-linear-attention==[0-9.]+' pyproject.toml)
   install "$work/site" "${wanted[@]}" "$fla" "${fla/flash-linear-attention/fla-core}" einops
-  used=$(python -c 'from mdn.evaluation.tasks import DEFINITIONS as d; print("|".join({x.split("/")[0] for x in d.values()}))')
+  used=$(python -c 'from mdn.evaluation.tasks import DEFINITIONS as all
+print("|".join({path.split("/")[0] for path in all.values()}))')
   find "$work/site/lm_eval/tasks" -mindepth 1 -maxdepth 1 -type d | grep -vE "/($used)$" | xargs rm -r
   rm -rf "$work/site/bin"
   pack site "$work/site" .
