@@ -2,7 +2,7 @@
 # Trainings of scale `small`, each with its evaluations, side by side on one GPU and within a time limit. From the
 # top folder of a checkout or of a copy of its files, with data/tokens/technical and data/raw (see README.md here):
 #
-#   MDN_COMMIT=... benchmarks/campaign.sh out small benchmarks/small.sh "mdn gdn comba kda mamba2 transformer" 560 4
+#   MDN_COMMIT=... benchmarks/campaign.sh out benchmarks/small.sh "mdn gdn comba kda mamba2 transformer" 560 4
 #
 # MODELS SECONDS WORKERS: what to train, until when, how many at a time. A training that the limit cuts saves its step
 # and goes on with the same command, as does an evaluation. No MLflow: `mdn sync --runs results/DATE-GPU` sends the
@@ -19,6 +19,7 @@ mkdir -p build
 params=build/small-params.yaml
 sed -E 's/^( +uri:).*/\1 null/' params.yaml > "$params"
 export params
+
 left() { echo $((deadline - $(date +%s) - $1)); } # seconds, of which some are kept
 
 train() {
