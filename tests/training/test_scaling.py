@@ -77,6 +77,13 @@ def test_cells_without_devices_or_time_wait(tmp_path, params):
     assert outcomes == {"waiting": 6, "no GPUs": 5}
 
 
+def test_a_cell_that_the_deadline_cuts_waits_and_has_not_failed(tmp_path, params):
+    (cell, *_) = cells.plan(params, ["smoke"], ["mdn"], [1])
+    outcomes = run([cell], runs=tmp_path, tokens=tmp_path, gpus=1, deadline_s=0.3)
+    assert outcomes == {"waiting": 1}
+    assert not (tmp_path / cell.scale / cell.name).exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("absent", ["omegaconf", "mlflow", "polars"])
 def test_measuring_needs_nothing_that_a_bare_gpu_machine_lacks(absent):
