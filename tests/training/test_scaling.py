@@ -12,6 +12,7 @@ from mdn.config import ConfigError
 from mdn.scaling import cells
 from mdn.scaling.measure import communication, covered, summary
 from mdn.scaling.runner import _measured, run
+from mdn.tracking.mlflow import sync
 from mdn.tracking.record import Record, read_json
 
 
@@ -115,6 +116,7 @@ def test_a_rehearsal_on_the_cpu(tmp_path, tiny_run, count_tokens):
     assert synthetic.metrics["data_wait"] == 0
     assert two.metrics["loss"] == two.log()[cells.STEPS - 1]["train/loss"]
     assert two.manifest["cell"] == planned[2].about()
+    assert sync(two, f"sqlite:///{tmp_path}/mlflow.db")
     before = two.manifest
     assert run(planned[2:], runs=tmp_path / "runs", tokens=tmp_path, gpus=None) == {"done": 3}
     assert two.manifest == before
