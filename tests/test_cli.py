@@ -1,6 +1,8 @@
 """The command `mdn` as a user types it."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -155,3 +157,8 @@ def test_generate_says_what_is_missing(capsys, tmp_path):
 def test_ui_prints_the_exact_command(capsys, root):
     assert main(["ui", "--print"]) == 0
     assert f"--backend-store-uri sqlite:///{root}/mlflow.db" in capsys.readouterr().out
+
+
+def test_a_checkout_that_is_not_installed_has_the_command_too(root):
+    done = subprocess.run([sys.executable, "-m", "mdn", "check"], cwd=root, capture_output=True, text=True)
+    assert done.stdout.startswith("params.yaml: in order"), done.stderr

@@ -1,6 +1,6 @@
 """Times the versions of the momentum delta rule, with operators of one state beside them, in one process.
 
-    python -m mdn_kernels.bench [--out FOLDER] [--quick]
+    python -m mdn_kernels.bench [--out FOLDER] [--quick] [--heads 1.3B]
 
 On a card it begins with a first training call in a new process, on an empty kernel cache and again on what
 that one compiled. To the end of each head size belongs one sequence of 2 to 128 thousand tokens, as CUDA
@@ -303,6 +303,7 @@ def environment(device: str) -> dict:
 
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": os.environ.get("MDN_COMMIT"),
         "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -370,10 +371,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m mdn_kernels.bench", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("build/bench"), help="of bench.json and bench.csv")
     parser.add_argument("--quick", action="store_true", help="one shape of each head size, fewer turns")
-    options = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     shapes = CUDA_SHAPES if device == "cuda" else CPU_SHAPES
+    sizes = list(dict.fromkeys(shape.heads for shape in shapes))
+    parser.add_argument("--heads", choices=sizes, nargs="+", default=sizes, help="of these models only")
+    options = parser.parse_args(arguments)
     record: dict = environment(device) | {"launches": {}, "errors": [], "results": []}
 
     fla: list[Contender] = []
@@ -394,7 +397,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
 
     refused = False
-    for heads in dict.fromkeys(shape.heads for shape in shapes):
+    for heads in options.heads:
         of_heads = [shape for shape in shapes if shape.heads == heads]
         right = []
         own = own_contenders(device, dtype, of_heads[0])
@@ -422,6 +425,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             record["errors"].append({"name": contender.name, "heads": heads, "right": not wrong, **finite})
         launched = [c.name for c in right if c in own]
         record["launches"][heads] = launch_options(launched, dtype, of_heads[0])
+        write_record(options.out, record)
         print(HEADING, flush=True)
         was, mdn_kernels.CHECK_GATES = mdn_kernels.CHECK_GATES, False
         try:

@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     f"{row['step_gb_s']:6.0f} of {row['copy_gb_s']:6.0f} GB/s ({row['of_copy']:.2f})",
                     flush=True,
                 )
-    write_record(options.out, record)
+            write_record(options.out, record)
     return int(wrong)
 
 

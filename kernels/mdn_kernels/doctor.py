@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from mdn_kernels.common.fla import miscompiles
+from mdn_kernels.common.fla import miscompiles, take_first_candidates
 from mdn_kernels.registry import DECODING, KernelVersion, versions
 from mdn_kernels.testing import errors, make_inputs, tolerance
 
@@ -41,6 +41,8 @@ def examine() -> Iterator[Finding]:
         major, minor = torch.cuda.get_device_capability()
         yield Finding(None, "GPU", f"{torch.cuda.get_device_name()} (sm_{major}{minor})")
         yield from _known_bad(triton, major)
+        if triton:
+            take_first_candidates()
     else:
         yield Finding(None, "GPU", "none; operators run on the CPU")
     for name in OPERATORS:

@@ -21,8 +21,8 @@ def _small(monkeypatch):
     monkeypatch.setattr(bench, "TURN_SECONDS", 1e-3)
 
 
-def run(folder):
-    status = bench.main(["--quick", "--out", str(folder)])
+def run(folder, *options):
+    status = bench.main(["--quick", "--out", str(folder), *options])
     return status, json.loads((folder / "bench.json").read_text())
 
 
@@ -44,6 +44,25 @@ def test_writes_times_memory_errors_and_environment(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "FLA skipped" in printed
     assert "v2_segsum (small heads) right" in printed
+
+
+def test_one_head_size_of_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "CPU_SHAPES", [bench.Shape(heads, 1, 65, 1, 8, 8) for heads in ("a", "b")])
+    _, record = run(tmp_path, "--heads", "b")
+    assert {row["heads"] for row in record["results"] + record["errors"]} == {"b"}
+
+
+def test_what_was_checked_is_kept_when_the_timing_is_cut(tmp_path, monkeypatch):
+    def cut(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "time_shape", cut)
+    monkeypatch.setenv("MDN_COMMIT", "0123abc")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert record["commit"] == "0123abc"
+    assert [row["right"] for row in record["errors"]] == [True]
 
 
 def no_beta_gradient(q, k, v, log_alpha, beta, *others, **keywords):

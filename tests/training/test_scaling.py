@@ -12,6 +12,7 @@ from mdn.config import ConfigError
 from mdn.scaling import cells
 from mdn.scaling.measure import communication, covered, summary
 from mdn.scaling.runner import _measured, run
+from mdn.tracking.mlflow import sync
 from mdn.tracking.record import Record, read_json
 
 
@@ -77,6 +78,13 @@ def test_cells_without_devices_or_time_wait(tmp_path, params):
     assert outcomes == {"waiting": 6, "no GPUs": 5}
 
 
+def test_a_cell_that_the_deadline_cuts_waits_and_has_not_failed(tmp_path, params):
+    (cell, *_) = cells.plan(params, ["smoke"], ["mdn"], [1])
+    outcomes = run([cell], runs=tmp_path, tokens=tmp_path, gpus=1, deadline_s=0.3)
+    assert outcomes == {"waiting": 1}
+    assert not (tmp_path / cell.scale / cell.name).exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("absent", ["omegaconf", "mlflow", "polars"])
 def test_measuring_needs_nothing_that_a_bare_gpu_machine_lacks(absent):
@@ -108,6 +116,7 @@ def test_a_rehearsal_on_the_cpu(tmp_path, tiny_run, count_tokens):
     assert synthetic.metrics["data_wait"] == 0
     assert two.metrics["loss"] == two.log()[cells.STEPS - 1]["train/loss"]
     assert two.manifest["cell"] == planned[2].about()
+    assert sync(two, f"sqlite:///{tmp_path}/mlflow.db")
     before = two.manifest
     assert run(planned[2:], runs=tmp_path / "runs", tokens=tmp_path, gpus=None) == {"done": 3}
     assert two.manifest == before

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
@@ -67,6 +68,8 @@ def _open(cell: Cell, runs: Path, tokens: Path) -> tuple[Record, str]:
     if todo != "finished":
         record.rewind(0)
         (record.folder / "failed.json").unlink(missing_ok=True)
+        config = asdict(replace(cell.run, scale=cell.scale, name=cell.name))
+        write_json(record.folder / "config.yaml", config | {"machine": asdict(cell.machine)})
         manifest = {"fingerprint": cell.fingerprint(), "data": data, "code": code, "weights": None}
         manifest |= {"cell": cell.about(), "started": _now(), **environment()}
         write_json(record.folder / "manifest.json", manifest)

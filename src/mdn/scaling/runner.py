@@ -2,6 +2,7 @@
 out of memory takes nothing with it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def run(
     runs any more; a cell begins only while half the time of the longest one is left: the first ones compile.
 
     Returns:
-        How many cells have which outcome: done, failed, waiting (no time left), no GPUs (too few of them).
+        How many cells have which outcome: done, failed, waiting (no time left, or cut), no GPUs (too few).
     """
     deadline = float("inf") if deadline_s is None else time.monotonic() + deadline_s
     runs.mkdir(parents=True, exist_ok=True)
@@ -51,6 +52,10 @@ def run(
             command += ["--runs", str(runs), "--tokens", str(tokens)]
             error = _measured(command, record, min(CELL_SECONDS, deadline - begun))
             longest = max(longest, time.monotonic() - begun)
+            if error and time.monotonic() >= deadline:  # the limit's fault: the next call measures it
+                shutil.rmtree(record.folder)
+                outcomes["waiting"] += 1
+                continue
             outcomes["failed" if error else "done"] += 1
             print(f"{cell.scale}/{cell.name}: {error or told(record)}", flush=True)
     finally:

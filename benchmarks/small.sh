@@ -1,24 +1,21 @@
 #!/usr/bin/env bash
 # Trainings of scale `small`, each with its evaluations, side by side on one GPU and within a time limit. From the
-# top folder of a checkout or of a copy of its files, with data/tokens/technical and data/raw:
+# top folder of a checkout or of a copy of its files, with data/tokens/technical and data/raw (see README.md here):
 #
-#   MDN_COMMIT=... benchmarks/small_gpu.sh "mdn gdn comba kda mamba2 transformer" 560 4 out
-#   mkdir -p results/DATE-GPU && tar -C results/DATE-GPU -xzf out/small.tar.gz                      # at home
+#   MDN_COMMIT=... benchmarks/campaign.sh out benchmarks/small.sh "mdn gdn comba kda mamba2 transformer" 560 4
 #
-# MODELS SECONDS WORKERS OUT: what to train, until when, how many at a time, where the archive of records goes. A
-# training that the limit cuts saves its step and goes on with the same command, as does an evaluation.
-# Of the machine's packages the stages need torch, Lightning, Triton, tokenizers, safetensors, rich, OmegaConf and, for
-# the suites lm and commonsense, lm-eval and datasets. No MLflow: `mdn sync --runs results/DATE-GPU` sends the records.
+# MODELS SECONDS WORKERS: what to train, until when, how many at a time. A training that the limit cuts saves its step
+# and goes on with the same command, as does an evaluation. No MLflow: `mdn sync --runs results/DATE-GPU` sends the
+# records.
 set -euo pipefail
 read -ra models <<< "$1"
-workers=$3 out=$4
+workers=$3
 suites="niah lm commonsense dynamics retrieval positions" # longbench's prompts, of all lengths, take minutes a model
 deadline=$(($(date +%s) + $2))
 evaluating=90 # seconds before the deadline at which no training goes on
 starting=60   # seconds without which none is begun
-export OMP_NUM_THREADS=1 PYTHONPATH="src:kernels:${PYTHONPATH:-}" PYTHONUNBUFFERED=1
-export suites deadline evaluating starting MDN_GPU_SHARED_BY=$workers
-mkdir -p "$out" build
+export OMP_NUM_THREADS=1 suites deadline evaluating starting MDN_GPU_SHARED_BY=$workers
+mkdir -p build
 params=build/small-params.yaml
 sed -E 's/^( +uri:).*/\1 null/' params.yaml > "$params"
 export params
@@ -54,9 +51,4 @@ cell() {
 }
 export -f left train evaluate cell
 
-printf '%s\n' "${models[@]}" |
-  xargs -P "$workers" -I {} bash -c 'cell {} 2>&1 | sed -u "s/^/{}: /"' | tee "$out/small.log" || true
-# Without weights, checkpoints and all samples but those that the report draws.
-(cd runs && tar -czf - --exclude=checkpoints --exclude=model.safetensors --exclude='*.partial' --exclude='*.tmp' \
-  --exclude=lm.samples.jsonl.gz --exclude=commonsense.samples.jsonl.gz --exclude=positions.samples.jsonl.gz \
-  --exclude=niah.samples.jsonl.gz --exclude=retrieval.samples.jsonl.gz small) > "$out/small.tar.gz"
+printf '%s\n' "${models[@]}" | xargs -P "$workers" -I {} bash -c 'cell {} 2>&1 | sed -u "s/^/{}: /"'
