@@ -121,7 +121,7 @@ def train(cell: Cell, *, runs: Path, data: Path, deadline: float = math.inf) -> 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(cell.seed)
     model = build(cell).to(device)
-    _rehearse(model, open_split(data, cell.data, "validation"), device)
+    _rehearse(cell, model, open_split(data, cell.data, "validation"), device)
     index = read_index(data)
     code, digest = code_digest(), index["digest"][:12]
     record, todo = open_record(runs, cell, data=digest, code=code)
@@ -310,11 +310,12 @@ def _named(prefix: str, values: dict[str, float]) -> dict[str, float]:
     return {prefix + name: value for name, value in values.items()}
 
 
-def _rehearse(model: LanguageModel, parts: list[Recall], device: torch.device) -> None:
-    """A few examples of every length: what cannot run fails here; operators' modules are loaded, so that the
-    code digest covers them; kernels are compiled, so that the first evaluation is timed without it."""
-    few = [Recall(part.ids_NT[:2], part.queries_NP[:2], part.answers_NP[:2]) for part in parts]
-    accuracy(model, few, device)
+def _rehearse(cell: Cell, model: LanguageModel, parts: list[Recall], device: torch.device) -> None:
+    """A batch of every length: what cannot run fails here; operators' modules are loaded, so that the code
+    digest covers them; kernels are compiled and tuned, so that the first evaluation is timed without it."""
+    n = cell.training.batch
+    some = [Recall(part.ids_NT[:n], part.queries_NP[:n], part.answers_NP[:n]) for part in parts]
+    accuracy(model, some, device)
 
 
 def _describe(record: Record, cell: Cell, model: LanguageModel, digests: dict[str, str]) -> dict[str, Any]:

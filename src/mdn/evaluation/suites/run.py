@@ -54,7 +54,7 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
     folder = cell.record.folder / "evaluation"
     path, partial = folder / f"{suite}.json", folder / f"{suite}.partial"
     tasks = module(suite)
-    _rehearse(cell.model)
+    _rehearse(cell)
     identity = _identity(cell, suite)
     if forced():
         shutil.rmtree(partial, ignore_errors=True)
@@ -122,11 +122,13 @@ def write_samples(path: Path, rows: Rows) -> None:
     temporary.replace(path)
 
 
-def _rehearse(model: LanguageModel) -> None:
-    """One tiny forward pass loads the operators' modules, so that the code digest covers them."""
-    device = next(model.parameters()).device
+def _rehearse(cell: Cell) -> None:
+    """A forward pass loads the operators' modules, so that the code digest covers them. On a GPU it is one of
+    a whole window: on its first call a kernel of FLA settles on what is fastest for it."""
+    device = next(cell.model.parameters()).device
+    tokens = cell.evaluation.window if device.type == "cuda" else 8
     with torch.inference_mode(), precision(device):
-        model.hidden(torch.zeros(1, 8, dtype=torch.long, device=device))
+        cell.model.hidden(torch.zeros(1, tokens, dtype=torch.long, device=device))
 
 
 def _identity(cell: Cell, suite: str) -> str:
