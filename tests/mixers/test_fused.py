@@ -1,4 +1,4 @@
-"""The mixers' convolution and gated norm by FLA's modules against torch's form: on a card, or, where FLA
+"""Convolution, gated norm and SwiGLU by FLA's modules against torch's form: on a card, or, where FLA
 0.6.0 is installed, interpreted on the CPU in a process of its own.
 """
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from mdn.config import Shape
 from mdn.mixers.base import GatedOutput, ShortConvolution
+from mdn.models.block import SwiGLU
 from mdn_kernels.common import fused
 from mdn_kernels.common.fla import trusted
 from mdn_kernels.testing import relative_error
@@ -60,7 +61,7 @@ def test_in_the_interpreter():
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert "24 passed" in done.stdout
+    assert "26 passed" in done.stdout
 
 
 @pytest.fixture
@@ -128,6 +129,16 @@ def test_convolution_is_torchs(device, dtype, bias, packed, width, monkeypatch):
 
 @everywhere
 @pytest.mark.usefixtures("_first_candidate")
+def test_swiglu_is_torchs(device, dtype, monkeypatch):
+    module = filled(SwiGLU(24), device)
+    with torch.no_grad():  # sums of many products would be all rounding
+        for parameter in module.parameters():
+            parameter *= 0.1
+    compare(monkeypatch, module, [random(2, 19, 24, seed=1).to(device, dtype)], SwiGLU.__call__)
+
+
+@everywhere
+@pytest.mark.usefixtures("_first_candidate")
 @pytest.mark.parametrize("activation", [torch.sigmoid, F.silu])
 @pytest.mark.parametrize("V", [24, 600])
 def test_gated_norm_is_torchs(device, dtype, activation, V, monkeypatch):
@@ -158,7 +169,7 @@ def tensor(shape=(4, 4096, 8), dtype=torch.bfloat16, is_cuda=True):
 
 @pytest.fixture
 def _trusted(monkeypatch):
-    monkeypatch.setattr(fused, "_modules", lambda: (None, None))
+    monkeypatch.setattr(fused, "_modules", lambda: {"convolution": None})
 
 
 @pytest.mark.usefixtures("_trusted")
@@ -186,7 +197,7 @@ def test_offsets_go_where_the_tokens_are_and_stay_the_same_tensor_if_they_are_th
         given.append(cu_seqlens)
         return (x,)
 
-    monkeypatch.setattr(fused, "_modules", lambda: (convolution, None))
+    monkeypatch.setattr(fused, "_modules", lambda: {"convolution": convolution})
     offsets = torch.tensor([0, 3, 8], dtype=dtype)
     for device in ("cpu", "meta"):
         fused.convolution_silu(

@@ -1,7 +1,7 @@
 """What stands around the operators in one kernel each way, by flash-linear-attention where it is trusted.
 
 Only on CUDA, in half precision and in eager mode: elsewhere the callers' own torch says the same, and
-Inductor fuses that. Both functions compute in float32 and round once, at the end.
+Inductor fuses that. All of them compute in float32 and round once, at the end.
 
 B batch · T tokens · D channels · H heads · V value channels · W convolution width · N sequences
 """
@@ -41,25 +41,32 @@ def convolution_silu(
         # The same tensor in every layer: FLA goes by identity to remember where its chunks are, and counting
         # them waits for the GPU.
         cu_seqlens = cu_seqlens.to(x_BTD.device)
-    convolution, _ = _modules()
-    return convolution(x_BTD, weight_DW, bias_D, activation="silu", cu_seqlens=cu_seqlens)[0]
+    call = _modules()["convolution"]
+    return call(x_BTD, weight_DW, bias_D, activation="silu", cu_seqlens=cu_seqlens)[0]
 
 
 def gated_rms_norm(x_BTHV: Tensor, gate_BTHV: Tensor, weight_V: Tensor, gate: str, eps: float) -> Tensor:
     """RMSNorm(x) ⊙ gate(gate_BTHV), the norm over the last dimension; `gate` is "sigmoid" or "silu"."""
-    _, norm = _modules()
-    return norm(x_BTHV, gate_BTHV, weight_V, None, activation=gate, eps=eps)
+    return _modules()["norm"](x_BTHV, gate_BTHV, weight_V, None, activation=gate, eps=eps)
+
+
+def swiglu(gate_BTD: Tensor, up_BTD: Tensor) -> Tensor:
+    """silu(gate) ⊙ up, of which only the two inputs are kept for the backward."""
+    return _modules()["swiglu"](gate_BTD, up_BTD)
 
 
 @cache
-def _modules() -> tuple[Callable, ...]:
-    """FLA's convolution and its gated norm, or nothing where it is not trusted."""
+def _modules() -> dict[str, Callable]:
+    """FLA's convolution, gated norm and SwiGLU, or nothing where it is not trusted."""
     if not trusted():
-        return ()
+        return {}
     try:
-        convolution = import_module("fla.modules.causal_conv1d").causal_conv1d
-        return convolution, import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated
+        return {
+            "convolution": import_module("fla.modules.causal_conv1d").causal_conv1d,
+            "norm": import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated,
+            "swiglu": import_module("fla.modules.activations").swiglu,
+        }
     except ImportError as error:  # another version of FLA, or a part of it
-        slower = "convolution and gated norm stay in torch, which is slower"
+        slower = "convolution, gated norm and SwiGLU stay in torch, which is slower"
         warnings.warn(f"{slower}: {error}; {INSTALL}", stacklevel=3)
-        return ()
+        return {}

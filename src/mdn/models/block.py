@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mdn.mixers import Mixer, State
 from mdn.mixers.base import EPS
+from mdn_kernels.common import fused
 
 
 def mlp_width(d_model: int) -> int:
@@ -29,7 +30,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         gate, up = self.up(x_BTD).chunk(2, -1)
-        return self.down(F.silu(gate) * up)
+        return self.down(fused.swiglu(gate, up) if fused.fuses(gate, up) else F.silu(gate) * up)
 
 
 class Block(nn.Module):
