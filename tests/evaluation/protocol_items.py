@@ -40,7 +40,10 @@ RETRIEVAL = {
             ),
             "<h1>Rain</h1> director Bo Ek. Director:",
             " BO EK",
-        )
+        ),
+        Case(
+            _keyed("Rain, by Bo Ek \n director:", "director", "Bo Ek"), "Rain, by Bo Ek. Director:", " Bo Ek"
+        ),
     ],
     "squad": [
         Case(

@@ -52,18 +52,21 @@ class Task:
         return [item["value"]] if self.field == "text" else list(item["answers"])
 
 
-def ask_for_key(item: Item) -> str:
-    """The text as a sentence, then the key with a capital, to be followed by its value. FDA."""
+def ask_for_key(item: Item, around: str | None = "\n") -> str:
+    """The text as a sentence, then the key with a capital, to be followed by its value. FDA.
+
+    around: what is taken off the text's ends; None: all white space.
+    """
     text, key = item["text"], item["key"]
     while text.lower().endswith(f"{key}:".lower()):
         text = text[: -len(key) - 1]
-    text = text.strip("\n").strip(".")
+    text = text.strip(around).strip(".")
     return f"{text}. {key[0].upper()}{key[1:]}:"
 
 
 def ask_for_key_of_page(item: Item) -> str:
     """SWDE's texts lose all white space around them."""
-    return ask_for_key({**item, "text": item["text"].strip()})
+    return ask_for_key(item, around=None)
 
 
 def ask_question(item: Item) -> str:
