@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,6 +87,15 @@ def test_when_time_is_up_running_cells_are_tested_and_others_wait(
     assert not (tmp_path / "runs" / planned[1].scale / planned[1].name).exists()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell's background jobs and what they start ignore SIGINT, unless one on the way handles it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_processes_it_started(tiny: Params, bare: dict[str, str], tmp_path: Path):
     long = replace(tiny.mqar.scales["tiny"].training, epochs=10**6, stop_above=1.0)
     cell = replace(cells.cell(tiny, "tiny", "transformer", 16, 1e-3, 1), training=long)
