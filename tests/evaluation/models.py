@@ -90,6 +90,9 @@ class Constant(nn.Module):
         super().__init__()
         self.logit = nn.Parameter(torch.tensor(logit))
 
+    def init_states(self, batch: int, device=None, dtype=None) -> list[dict[str, Tensor]]:
+        return []
+
     def hidden(self, ids_BT: Tensor, states=None, cu_seqlens=None):
         return torch.zeros(*ids_BT.shape, 1), None
 

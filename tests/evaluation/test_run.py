@@ -196,6 +196,40 @@ def test_other_code_is_evaluated_anew_and_another_batch_is_not(cell, monkeypatch
     assert read(run_suite(cell, "lm", nothing))["identity"] != before
 
 
+def test_another_lm_eval_is_evaluated_anew_where_it_makes_the_prompts(cell, monkeypatch):
+    monkeypatch.setattr(run, "code_digest", lambda: "0" * 12)
+    identities = {}
+    for release in ("0.4.13", "0.4.14"):
+        monkeypatch.setattr(run, "version", lambda name, release=release: release)
+        identities[release] = [run._identity(cell, suite) for suite in ("lm", "commonsense", "positions")]
+    same = [old == new for old, new in zip(*identities.values(), strict=True)]
+    assert same == [False, False, True]
+
+
+def test_the_code_digest_covers_decoding_too(root):
+    """What decodes a token is another version of the operator, and its module is imported when first used."""
+    program = """
+import sys
+from types import SimpleNamespace
+from mdn.config import load
+from mdn.evaluation.decoding import decode
+from mdn.evaluation.suites.run import _rehearse
+from mdn.models.lm import build
+
+params = load(sys.argv[1])
+for name in ("transformer", "mamba2", "gdn", "comba", "kda", "mdn"):
+    model = build(params.run("smoke", name)).eval()
+    _rehearse(SimpleNamespace(model=model, evaluation=params.scales["smoke"].evaluation))
+    before = set(sys.modules)
+    decode(model, [[1, 2, 3]], lambda n, ids: len(ids) > 1, batch_tokens=64)
+    late = [module for module in set(sys.modules) - before if module.startswith("mdn")]
+    assert not late, (name, late)
+"""
+    command = [sys.executable, "-c", program, str(root / "params.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_an_interrupted_suite_goes_on_with_the_next_task(cell, monkeypatch):
     inner, ran = run._run, []
 

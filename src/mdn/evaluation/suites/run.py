@@ -68,7 +68,7 @@ def run_suite(cell: Cell, suite: str, show: Show) -> Path:
         "fingerprint": cell.record.config.fingerprint(),
         "window": cell.evaluation.window,
         "batch_tokens": cell.evaluation.batch_tokens,
-        "harness": f"lm-eval {version('lm-eval')}" if suite in LM_EVAL else None,
+        "harness": _harness(suite),
         "manifest": {**environment(), "code": identity.split("-")[-1]},
         "seconds": 0.0,
         "not_run": {},
@@ -123,20 +123,28 @@ def write_samples(path: Path, rows: Rows) -> None:
 
 
 def _rehearse(cell: Cell) -> None:
-    """A forward pass loads the operators' modules, so that the code digest covers them. On a GPU it is one of
-    a whole window: on its first call a kernel of FLA settles on what is fastest for it."""
+    """A forward pass and a step of decoding, which has kernels of its own, load the operators' modules, so
+    that the code digest covers them. On a GPU the pass is one of a whole window: on its first call a kernel
+    of FLA settles on what is fastest for it."""
     device = next(cell.model.parameters()).device
     tokens = cell.evaluation.window if device.type == "cuda" else 8
+    ids_BT = torch.zeros(1, tokens, dtype=torch.long, device=device)
     with torch.inference_mode(), precision(device):
-        cell.model.hidden(torch.zeros(1, tokens, dtype=torch.long, device=device))
+        cell.model.hidden(ids_BT)
+        cell.model.hidden(ids_BT[:, :1], cell.model.init_states(1, device))
+
+
+def _harness(suite: str) -> str | None:
+    """The library whose prompts and metrics a suite has, if they are not ours."""
+    return f"lm-eval {version('lm-eval')}" if suite in LM_EVAL else None
 
 
 def _identity(cell: Cell, suite: str) -> str:
-    """Digests of weights, configuration, settings with data, and code in one string."""
+    """Digests of weights, configuration, settings with data and harness, and code in one string."""
     parts = [
         file_digest(cell.record.weights),
         cell.record.config.fingerprint(),
-        _digest([suite, *module(suite).identity(cell)]),
+        _digest([suite, _harness(suite), *module(suite).identity(cell)]),
         code_digest(),
     ]
     return "-".join(parts)
