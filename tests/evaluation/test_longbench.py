@@ -168,6 +168,9 @@ def test_identity_follows_window_limit_protocol_and_data(cell, monkeypatch):
     other = {**protocol(), "lcc": replace(protocol()["lcc"], prompt="{context}")}
     monkeypatch.setattr(longbench, "protocol", lambda: other)
     assert longbench.identity(cell) != changed
+    monkeypatch.undo()
+    monkeypatch.setattr(longbench, "standard_library", lambda: standard_library()[1:])
+    assert longbench.identity(cell) != changed
 
 
 def test_a_missing_set_is_not_run(cell):

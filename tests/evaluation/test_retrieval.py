@@ -84,6 +84,28 @@ def test_documents_without_an_answer_are_dropped_and_cut_ones_are_counted(cell):
     assert len(samples[0]["prompt"]) == 126 + len("Ur. The river is the")
 
 
+@pytest.mark.parametrize(
+    ("task", "seen"),
+    [
+        ("fda", "owner"),  # the earlier of key and value
+        ("swde", "owner"),
+        ("squad", "Ann Lee"),
+        ("nq", "Ann Lee"),
+        ("triviaqa", "First"),
+        ("drop", "First"),
+    ],
+)
+def test_each_set_is_cut_around_its_own_place(cell, task, seen):
+    places = ("First", "owner", "Ann Lee", "last")
+    item = {"key": "owner", "value": "Ann Lee", "answers": ["Ann Lee"], "question": "Who?"}
+    item[SETS[task].field] = ("_" * 300).join(places)
+    write_set(cell.raw, task, [item])
+    cell.model = Echo()
+    (row,), (sample,) = run(cell, task, quiet)
+    assert [place for place in places if place in sample["prompt"]] == [seen]
+    assert row["truncated"] == 1
+
+
 def test_a_set_of_which_nothing_is_left_is_refused(cell):
     write_set(cell.raw, "squad", [{"text": "a", "value": ""}])
     with pytest.raises(ValueError, match="squad: none of 1 documents has an answer"):

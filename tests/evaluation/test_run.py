@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import mean, stdev
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,12 +103,13 @@ def test_samples_hold_prompts_answers_and_scores_that_give_the_result(cell):
     first = next(row for row in rows if row["task"] == "arc_easy")
     assert tuple(first["prompts"][0]) == EXAMPLES["arc_easy"].right[0]
     for task in commonsense.TASKS:
-        (value,) = [r["value"] for r in found["results"] if (r["task"], r["metric"]) == (task, "acc")]
+        (result,) = [r for r in found["results"] if (r["task"], r["metric"]) == (task, "acc")]
         own = [row for row in rows if row["task"] == task]
         likeliest = [max(range(len(r["scores"])), key=lambda n, r=r: r["scores"][n][0]) for r in own]
         right = [EXAMPLES[task].right[row["id"]] for row in own]
         hits = [tuple(r["prompts"][n]) == a for r, n, a in zip(own, likeliest, right, strict=True)]
-        assert value == pytest.approx(sum(hits) / len(hits))
+        assert result["value"] == pytest.approx(mean(hits))
+        assert result["stderr"] == pytest.approx(stdev(hits) / math.sqrt(len(hits)))
 
 
 def test_the_limit_takes_the_first_items_and_null_takes_all(cell):
@@ -168,6 +171,11 @@ def change_weights(cell):
     return cell
 
 
+def change_configuration(cell):
+    replace(cell.record.config, seed=cell.record.config.seed + 1).to_yaml(cell.record.folder / "config.yaml")
+    return replace(cell, record=Record(cell.record.folder))
+
+
 def change_data(cell):
     path = cell.raw / data.PACKAGE / data.SOURCES["lambada_openai"].file
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"tea", b"ale")))
@@ -178,12 +186,13 @@ def change_data(cell):
     "change",
     [
         change_weights,
+        change_configuration,
         change_data,
         lambda cell: replace(cell, evaluation=replace(SETTING, window=64)),
         lambda cell: replace(cell, evaluation=replace(SETTING, heldout_tokens=50)),
     ],
 )
-def test_other_weights_data_or_settings_are_evaluated_anew(cell, change):
+def test_other_weights_configurations_data_or_settings_are_evaluated_anew(cell, change):
     before = read(run_suite(cell, "lm", nothing))["identity"]
     assert read(run_suite(change(cell), "lm", nothing))["identity"] != before
 
@@ -300,6 +309,15 @@ def test_held_out_results_are_those_of_a_constant_model(cell):
     rows = [row for row in found["results"] if row["task"].startswith("heldout")]
     assert [row["value"] for row in rows] == pytest.approx([VOCABULARY] * 2, rel=1e-4)
     assert [row["stderr"] for row in rows] == [None, None]  # a single window
+
+
+def test_the_error_of_a_held_out_perplexity_is_that_of_the_windows_mean_loss(cell):
+    """The bootstrap against the delta method: d exp(x) = exp(x) dx, for windows of one length."""
+    short = replace(cell, evaluation=replace(SETTING, window=5))
+    (row,), windows = lm.run_heldout(short, "heldout_wiki", quiet)
+    losses = [-window["loglikelihood"] / window["tokens"] for window in windows]
+    assert row["value"] == pytest.approx(math.exp(mean(losses)))
+    assert row["stderr"] == pytest.approx(row["value"] * stdev(losses) / math.sqrt(len(losses)), rel=0.1)
 
 
 def test_samples_are_the_same_bytes_for_the_same_rows(tmp_path, monkeypatch):
