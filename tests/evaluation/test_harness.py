@@ -18,7 +18,7 @@ from mdn.models.block import mlp_width
 from mdn.models.lm import LanguageModel, build
 
 from .items import EXAMPLES
-from .models import EOT
+from .models import EOT, Knowing, byte_tokenizer
 from .test_scoring import one_by_one
 
 
@@ -117,19 +117,16 @@ def test_generation_ends_at_a_stop_string_end_of_text_or_limit(tokenizer, option
     assert not lm.cut
 
 
-def test_long_prompts_leave_room_for_the_answer_and_are_counted(model, tokenizer):
-    options = {"until": ["\n"], "max_gen_toks": 6}
-    lm = harness(model, tokenizer, window=16)
-    cut, short, whole = lm.generate_until(
-        [
-            instance("generate_until", "x" * 30 + "0123456789", options),
-            instance("generate_until", "0123456789", options),
-            instance("generate_until", "", options),
-        ]
-    )
-    assert lm.cut == {0}
-    assert cut == short
-    assert isinstance(whole, str)
+def test_long_prompts_lose_their_start_leave_room_for_the_answer_and_are_counted():
+    tokenizer, options = byte_tokenizer(), {"until": ["\n"], "max_gen_toks": 6}
+    known = [
+        tokenizer.encode(f"{text}yes\n", add_special_tokens=False).ids for text in ("0123456789", "01234")
+    ]
+    lm = harness(Knowing([*known, [EOT, known[0][-1]]]), tokenizer, window=16)
+    prompts = ("0123456789", "01234", "x0123456789", "x" * 20 + "0123456789", "")
+    answers = lm.generate_until([instance("generate_until", prompt, options) for prompt in prompts])
+    assert answers == ["yes", "yes", "yes", "yes", ""]
+    assert lm.cut == {2, 3}
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,14 @@ def test_other_weights_configurations_data_or_settings_are_evaluated_anew(cell, 
     assert read(run_suite(change(cell), "lm", nothing))["identity"] != before
 
 
+@pytest.mark.parametrize("task", sorted(EXAMPLES))
+def test_the_identity_follows_the_file_of_every_task(cell, task):
+    (suite,) = (suite for suite in SUITES.values() if task in suite.TASKS)
+    before, path = suite.identity(cell), cell.raw / data.PACKAGE / data.SOURCES[task].file
+    path.write_bytes(path.read_bytes() + b"\n")
+    assert suite.identity(cell) != before
+
+
 def test_other_code_is_evaluated_anew_and_another_batch_is_not(cell, monkeypatch):
     before = read(run_suite(cell, "lm", nothing))["identity"]
     larger = replace(cell, evaluation=replace(SETTING, batch_tokens=64))
