@@ -9,7 +9,6 @@ import pytest
 from mdn.config import Examples, MqarData
 from mdn.mqar.data import (
     IGNORED,
-    POWER,
     SPLITS,
     _distinct,
     batches,
@@ -77,7 +76,7 @@ def test_queries_are_placed_by_successive_draws_with_power_law_weights():
     N = 60_000
     data = made(12, 2, N, vocabulary=64, seed=5)
     places = (data.queries_NP - 4) // 2
-    weights = np.arange(1, 5) ** (POWER - 1)
+    weights = np.arange(1, 5) ** (0.01 - 1)  # Zoology's power_a
     p = weights / weights.sum()
     for i, j in permutations(range(4), 2):
         expected = p[i] * p[j] / (1 - p[i])
@@ -136,13 +135,13 @@ def test_another_part_changes_no_other(tmp_path):
     assert all((a.ids_NT == b.ids_NT).all() for a, b in zip(old, new[1:], strict=True))
 
 
-def test_no_test_example_is_in_validation(tmp_path):
+def test_no_keys_of_the_test_are_those_of_a_validation_example(tmp_path):
     folder = prepare(TINY, 1, tmp_path)
-    rows = [
-        {tuple(row) for part in open_split(folder, TINY, split) for row in part.ids_NT.tolist()}
+    validation, test = (
+        {tuple(keys) for part in open_split(folder, TINY, split) for keys in part.ids_NT[:, :8:2].tolist()}
         for split in ("validation", "test")
-    ]
-    assert not rows[0] & rows[1]
+    )
+    assert not validation & test
 
 
 def test_an_epoch_has_every_example_once_in_batches_of_one_length():
