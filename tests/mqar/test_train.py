@@ -100,6 +100,22 @@ def test_a_training_leaves_a_whole_record_and_is_adopted_afterwards(cell: Cell, 
     assert (record.folder / "metrics.json").stat().st_mtime_ns == before
 
 
+def test_the_test_is_asked_once_at_the_end_and_validation_after_every_epoch(
+    cell: Cell, data: Path, tmp_path: Path, monkeypatch
+):
+    """So the test chooses neither when a training ends nor, by validation accuracy, its learning rate."""
+    asked, plain = [], training.accuracy
+
+    def watched(model, parts, device):
+        asked.append([len(part) for part in parts])
+        return plain(model, parts, device)
+
+    monkeypatch.setattr(training, "_rehearse", lambda *_: None)
+    monkeypatch.setattr(training, "accuracy", watched)
+    train(cell, runs=tmp_path / "runs", data=data)
+    assert asked == [[5, 5], [5, 5], [10, 6]]
+
+
 def test_it_learns(cell: Cell, tmp_path: Path):
     """One pair among 15 tokens, far above the chance of 1 in 8."""
     easy = replace(cell.data, train=[Examples(8, 1, 1280)], test=[Examples(8, 1, 50)], validation_examples=50)
