@@ -16,6 +16,7 @@ from mdn.mqar.cells import Cell
 from mdn.mqar.data import generate, open_split, prepare
 from mdn.mqar.train import accuracy, answers, build, learning_rate, train
 from mdn.tracking.record import Record
+from mdn.training.optim import build_optimizer
 
 CPU = torch.device("cpu")
 
@@ -77,6 +78,16 @@ def test_the_learning_rate_is_zoologys_cosine(cell: Cell):
         assert learning_rate(cell, epoch) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
         optimizer.step()
         schedule.step()
+
+
+def test_the_optimizer_is_zoologys(cell: Cell):
+    """torch's AdamW as it comes, but for a weight decay of 0.1."""
+    model = build(cell)
+    plain = torch.optim.AdamW(model.parameters()).defaults
+    matrices, others = build_optimizer(model, cell.run()).param_groups
+    for group in (matrices, others):
+        assert (tuple(group["betas"]), group["eps"]) == (plain["betas"], plain["eps"])
+    assert (matrices["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
 
 
 def test_a_training_leaves_a_whole_record_and_is_adopted_afterwards(cell: Cell, data: Path, tmp_path, capsys):
@@ -154,6 +165,22 @@ def test_what_a_time_limit_cuts_goes_on_to_the_same_end(cell: Cell, data: Path, 
     for name, value in whole.metrics.items():
         if "seconds" not in name:
             assert record.metrics[name] == value, name
+
+
+def test_a_training_that_validation_has_ended_is_not_gone_on_with(
+    cell: Cell, data: Path, tmp_path, monkeypatch
+):
+    """Interrupted between its last checkpoint and its test."""
+    cell = replace(cell, training=replace(cell.training, stop_above=-1.0))
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training._Training, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            train(cell, runs=tmp_path, data=data)
+    assert train(cell, runs=tmp_path, data=data).metrics["epochs"] == 1
 
 
 def test_a_deadline_that_has_passed_leaves_a_tested_record_of_no_steps(
