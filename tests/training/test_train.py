@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import signal
+from contextlib import nullcontext
 from dataclasses import replace
 from statistics import median
 
@@ -21,7 +22,8 @@ from mdn.data.shards import TOKEN
 from mdn.models.cost import flops_per_token
 from mdn.training import callbacks, checkpoint, lit
 from mdn.training import train as module
-from mdn.training.launch import Stopped
+from mdn.training.datamodule import TokenData
+from mdn.training.launch import SIGNALS, Stopped, StopRequest
 from mdn.training.train import train
 
 MACHINE = Machine(micro_batch=4, checkpoint_every=5)
@@ -35,10 +37,16 @@ def tokens(tmp_path, count_tokens):
 
 @pytest.fixture
 def fit(tmp_path, tokens, tiny_run):
-    def call(run=tiny_run, runs="runs", machine=MACHINE):
-        return train(run, machine, runs=tmp_path / runs, tokens=tokens, uri=None)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
 
-    return call
+    def call(run=tiny_run, runs="runs", machine=MACHINE):
+        stop = StopRequest()
+        stop.listen()  # as pipeline/train_model.py does
+        return train(run, machine, runs=tmp_path / runs, tokens=tokens, uri=None, stop=stop)
+
+    yield call
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def losses(record):
@@ -147,6 +155,37 @@ def test_a_signal_saves_the_step_at_hand_and_asks_for_a_restart(fit, monkeypatch
     ]
     first, second = load_file(whole.weights), load_file(record.weights)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "done"),
+    [
+        (TokenData, "train_dataloader", 1, False),  # Lightning has begun, no step yet
+        (lit.LitLanguageModel, "validation_step", 2, False),
+        (checkpoint, "save", 1, False),
+        (lit.LitLanguageModel, "validation_step", 10, True),  # of the last validation, after the last step
+        (module, "save_file", 1, True),
+    ],
+)
+def test_a_signal_outside_a_step_loses_nothing(fit, monkeypatch, tiny_run, owner, name, call, done):
+    run = replace(tiny_run, training=replace(tiny_run.training, validate_every=5, validation_tokens=256))
+    whole = fit(run, runs="whole")
+    original, calls = getattr(owner, name), []
+
+    def interrupted(*arguments, **keywords):
+        calls.append(None)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGTERM)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, interrupted)
+    with nullcontext() if done else pytest.raises(Stopped):
+        fit(run)
+    record = fit(run)
+    assert record.finished
+    assert [(line["step"], loss_of(line)) for line in record.log()] == [
+        (line["step"], loss_of(line)) for line in whole.log()
+    ]
 
 
 def loss_of(line):

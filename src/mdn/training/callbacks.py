@@ -81,9 +81,6 @@ class Checkpointer(Callback):
         else:  # takes part in collecting the state; only the first rank writes
             trainer.save_checkpoint(folder / "none")
 
-    def on_train_start(self, trainer: L.Trainer, module: Any) -> None:
-        module.stop.listen()  # Lightning has just put its own handlers there
-
     def on_train_batch_start(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
         if module.stopping:  # only now: a validation may have followed the step, and would not be repeated
             raise Stopped

@@ -170,14 +170,14 @@ def trainer_for(run: RunConfig, machine: Machine, callbacks: list[Callback]) -> 
         # Gradients stay in the buckets that are reduced: half the memory for them.
         ddp = DDPStrategy(gradient_as_bucket_view=True)
         strategy = ddp if machine.strategy == "ddp" else Sharded(ranks, weights=machine.strategy == "fsdp")
-    return L.Trainer(
+    trainer = L.Trainer(
         max_steps=run.training.steps,
         max_epochs=-1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=machine.devices,
         num_nodes=machine.nodes,
         strategy=strategy,
-        # Named, lest Lightning look for a launcher itself and add its own handling of signals.
+        # Named, lest Lightning look for a launcher itself.
         plugins=[TorchElasticEnvironment() if launch.grouped() else LightningEnvironment()],
         precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
         accumulate_grad_batches=accumulate,
@@ -191,6 +191,11 @@ def trainer_for(run: RunConfig, machine: Machine, callbacks: list[Callback]) -> 
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
+    # Signals are for StopRequest alone. Lightning's handler ends a training with status 0 and without a
+    # checkpoint, and on several ranks every micro-batch would wait for a broadcast of whether it ran.
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    return trainer
 
 
 def rehearse(model: LanguageModel, run: RunConfig, machine: Machine, device: torch.device) -> None:
