@@ -26,6 +26,16 @@ def test_check_counts_the_cells(capsys, params):
     assert f"{len(params.runs['smoke'])} models at smoke" in capsys.readouterr().out
 
 
+def test_a_kernel_that_does_not_exist_is_refused_by_check(capsys, root, tmp_path):
+    path = tmp_path / "params.yaml"
+    text = (root / "params.yaml").read_text().replace("kernel: auto #", "kernel: v9 #")
+    path.write_text(text)
+    assert main(["check", "--params", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "models.mdn.kernel: momentum_delta_rule has no version 'v9'; use one of recurrent, " in error
+
+
 def test_a_mistake_is_one_line_and_status_2(capsys, tmp_path):
     path = tmp_path / "params.yaml"
     path.write_text("sed: 42\n")

@@ -99,6 +99,19 @@ def main(arguments: list[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     params = load(options.params)
     cells = {scale: len(runs) for scale, runs in params.runs.items() if runs}
+    chosen = [(scale, name) for scale, runs in params.runs.items() for name in runs]
+    chosen = [(scale, name) for scale, name in chosen if params.models[name].kernel != "auto"]
+    if chosen:  # the kernels' names are known to torch's side only, which takes a second to import
+        import torch
+
+        from mdn.models.lm import LanguageModel
+
+        for scale, name in chosen:
+            try:
+                with torch.device("meta"):
+                    LanguageModel(params.run(scale, name))
+            except ConfigError as error:
+                raise ConfigError(f"models.{name}.{error}") from None
     print(f"{options.params}: in order; " + ", ".join(f"{n} models at {scale}" for scale, n in cells.items()))
     return 0
 
