@@ -65,6 +65,8 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("shapes/smoke/mdn/heads", 0, ["shapes.smoke.mdn.heads", "0", "1 or more"]),
         ("shapes/smoke/transformer/heads", 3, ["shapes.smoke.transformer", "3 heads", "64", "divisor of 32"]),
         ("shapes/smoke/mamba2/heads", 5, ["shapes.smoke.mamba2", "heads=5", "160", "use heads=4"]),
+        ("shapes/smokey", {}, ["shapes.smokey", "unknown scale", "smoke"]),
+        ("shapes/smoke/gnd", {"layers": 1, "heads": 1, "head_k": 8, "head_v": 8}, ["smoke.gnd", "mean gdn"]),
         ("shapes/smoke/mdn~", None, ["shapes.smoke", "'mdn'", "add"]),
         ("models/kda/pattern", "kdaa", ["models.kda.pattern", "'kdaa'", "mdn"]),
         ("models/mdn-h-3to1/pattern", "mdn:x", ["models.mdn-h-3to1.pattern", "'mdn:x'", "mdn:N"]),

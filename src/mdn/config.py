@@ -323,10 +323,6 @@ class Params:
     mqar: Mqar
     tracking: Tracking
 
-    def has_shape(self, scale: str, name: str) -> bool:
-        """Whether a model exists at a scale."""
-        return (self.models[name].base or name) in self.shapes.get(scale, {})
-
     def run(self, scale: str, name: str) -> RunConfig:
         """The resolved configuration of one cell.
 
@@ -511,6 +507,12 @@ def _check(params: Params) -> None:
             params.run(scale, name)
     for name, model in params.models.items():
         _mixers(f"models.{name}.pattern", model.pattern)
+    for scale, shapes in params.shapes.items():
+        if scale not in params.scales:
+            raise ConfigError(f"shapes.{scale}: unknown scale; use one of {', '.join(params.scales)}")
+        for name in shapes:
+            if name not in params.models:
+                raise ConfigError(f"shapes.{scale}.{name}: unknown model; {_nearest(name, params.models)}")
     for scale, sweep in params.mqar.scales.items():
         if sweep.data not in params.mqar.data:
             raise ConfigError(
