@@ -43,7 +43,10 @@ def main() -> None:
 
     from mdn.training.train import train  # after the checks: it imports Lightning, which takes seconds
 
-    train(run, machine, runs=arguments.runs, tokens=arguments.tokens, uri=params.tracking.uri, stop=stop)
+    try:
+        train(run, machine, runs=arguments.runs, tokens=arguments.tokens, uri=params.tracking.uri, stop=stop)
+    except (ConfigError, FileNotFoundError) as error:  # a kernel that does not exist, no tokens yet
+        sys.exit(f"{run.scale}/{run.name}: {error}")
 
 
 def _adopts(run: RunConfig, arguments: argparse.Namespace) -> bool:

@@ -26,6 +26,16 @@ def test_check_counts_the_cells(capsys, params):
     assert f"{len(params.runs['smoke'])} models at smoke" in capsys.readouterr().out
 
 
+def test_a_kernel_that_does_not_exist_is_refused_by_check(capsys, root, tmp_path):
+    path = tmp_path / "params.yaml"
+    text = (root / "params.yaml").read_text().replace("kernel: auto #", "kernel: v9 #")
+    path.write_text(text)
+    assert main(["check", "--params", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "models.mdn.kernel: momentum_delta_rule has no version 'v9'; use one of recurrent, " in error
+
+
 def test_a_mistake_is_one_line_and_status_2(capsys, tmp_path):
     path = tmp_path / "params.yaml"
     path.write_text("sed: 42\n")
@@ -36,14 +46,13 @@ def test_a_mistake_is_one_line_and_status_2(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("scale", ["smoke", "400m", "1b3"])
-def test_plan_prints_every_model_of_a_scale_with_its_parameters(capsys, params, scale):
+def test_plan_prints_the_models_that_a_scale_lists_or_else_those_it_has_shapes_for(capsys, params, scale):
     assert main(["plan", "--scale", scale]) in (0, 1)
-    printed = capsys.readouterr().out
-    for name, model in params.models.items():
-        if (model.base or name) in params.shapes[scale]:
-            total = parameters(params.run(scale, name))["total"] / 1e6
-            row = next(line for line in printed.splitlines() if f" {name} " in line)
-            assert f"{total:,.1f} M" in row
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    names = list(params.runs[scale] or params.shapes[scale])
+    assert [line.split()[1] for line in lines] == names * 2
+    for name, row in zip(names, lines, strict=False):
+        assert f"{parameters(params.run(scale, name))['total'] / 1e6:,.1f} M" in row
 
 
 def test_plan_counts_gpu_hours_and_disk_at_a_given_throughput(capsys, params):
@@ -150,8 +159,13 @@ def test_generate_from_nothing_starts_at_end_of_text(capsys, trained, characters
 def test_generate_says_what_is_missing(capsys, tmp_path):
     assert main(["generate", "--run", str(tmp_path), "--prompt", "a"]) == 2
     assert "dvc repro" in capsys.readouterr().err
-    assert main(["generate", "--run", str(tmp_path), "--prompt", "a", "--tokens", "0"]) == 2
-    assert "--tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plan --nodes 0", "generate --run x --prompt y --tokens -1"])
+def test_a_number_below_one_is_refused(capsys, command):
+    with pytest.raises(SystemExit):
+        main(command.split())
+    assert f"'{command.split()[-1]}' cannot work; use 1 or more" in capsys.readouterr().err
 
 
 def test_ui_prints_the_exact_command(capsys, root):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from mdn.config import ConfigError, RunConfig, load
+from mdn.config import FORMATS, SOURCES, ConfigError, RunConfig, load
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ROOT / "params.yaml"
@@ -43,19 +43,30 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("scales/smoke/machine/nodes", 2, ["machine.nodes", "2", "torchrun or slurm"]),
         ("scales/smoke/machine/launcher", "slrum", ["machine.launcher", "'slrum'", "slurm"]),
         ("scales/smoke/machine/strategy", "zero", ["machine.strategy", "'zero'", "ddp, zero2, fsdp"]),
+        ("scales/smoke/training/context", 0, ["training.context", "0", "1 or more"]),
+        ("scales/smoke/training/batch_tokens", -1024, ["training.batch_tokens", "-1024", "1 or more"]),
+        ("scales/smoke/training/warmup_tokens", 65536, ["warmup_tokens", "65536", "tokens=32768"]),
+        ("scales/smoke/evaluation/limit", 0, ["evaluation.limit", "0", "1 or more"]),
         ("scales/smoke/data", "nowhere", ["scales.smoke.data", "'nowhere'", "slimpajama"]),
         ("runs/smoke/mdm", "mdm", ["runs.smoke.mdm", "unknown model", "mdn"]),
         ("runs/smoke/mdn", "gdn", ["runs.smoke.mdn", "'gdn'", "mdn: mdn"]),
         ("runs/tiny", {}, ["runs.tiny", "unknown scale", "smoke"]),
         ("runs/400m", {"mdn": "mdn"}, ["data.prepare", "'slimpajama'", "add"]),
+        ("runs/small", None, ["runs.small", "nothing", "{}"]),
+        ("suites", ["lm", "lm"], ["suites", "'lm'", "2 times", "once"]),
         ("suites", ["lmm"], ["suites", "'lmm'", "commonsense"]),
         ("suites", "lm", ["suites", "'lm'", "list"]),
-        ("scales/smoke/evaluation/niah_lengths", [512, 256], ["niah_lengths", "256", "between 512"]),
-        ("scales/smoke/evaluation/niah_lengths", [], ["niah_lengths", "empty", "suites"]),
-        ("scales/smoke/evaluation/niah_items", 0, ["niah_items", "0", "500"]),
+        ("scales/smoke/evaluation/niah_lengths", [512, 256], ["niah_lengths[1]", "256", "512 to 131072"]),
+        ("scales/smoke/evaluation/niah_lengths", [], ["niah_lengths", "[]", "one item or more"]),
+        ("scales/smoke/evaluation/niah_items", 0, ["niah_items", "0", "1 or more"]),
         ("scales/smoke/evaluation/position_length", 1000, ["position_length", "1000", "4096"]),
-        ("scales/smoke/evaluation/position_windows", -1, ["position_windows", "-1", "256"]),
+        ("scales/smoke/evaluation/position_windows", -1, ["position_windows", "-1", "1 or more"]),
         ("shapes/smoke/mdn-h-3to1/layers", 6, ["layers=6", "length 4", "use 4 or 8"]),
+        ("shapes/smoke/mdn/heads", 0, ["shapes.smoke.mdn.heads", "0", "1 or more"]),
+        ("shapes/smoke/transformer/heads", 3, ["shapes.smoke.transformer", "3 heads", "64", "divisor of 32"]),
+        ("shapes/smoke/mamba2/heads", 5, ["shapes.smoke.mamba2", "heads=5", "160", "use heads=4"]),
+        ("shapes/smokey", {}, ["shapes.smokey", "unknown scale", "smoke"]),
+        ("shapes/smoke/gnd", {"layers": 1, "heads": 1, "head_k": 8, "head_v": 8}, ["smoke.gnd", "mean gdn"]),
         ("shapes/smoke/mdn~", None, ["shapes.smoke", "'mdn'", "add"]),
         ("models/kda/pattern", "kdaa", ["models.kda.pattern", "'kdaa'", "mdn"]),
         ("models/mdn-h-3to1/pattern", "mdn:x", ["models.mdn-h-3to1.pattern", "'mdn:x'", "mdn:N"]),
@@ -63,21 +74,26 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("models/mdn-mu-1/base", "mdn-alpha-1", ["models.mdn-mu-1.base", "has a base itself", "'mdn'"]),
         ("models/mdn/options", {"mdn": {"log_mu_mn": -1}}, ["options.mdn.log_mu_mn", "log_mu_min"]),
         ("models/mdn/options", {"mdn": {"eta": "tan"}}, ["eta", "'tan'", "sigmoid"]),
-        ("models/kda-gdn-init/options", {"kda": {"init": "gdm"}}, ["init", "'gdm'", "kda or gdn"]),
+        ("models/kda-gdn-init/options", {"kda": {"init": "gdm"}}, ["init", "'gdm'", "kda, gdn"]),
         ("mqar/runs/smoke/mdn", "gdn", ["mqar.runs.smoke.mdn", "'gdn'", "mdn: mdn"]),
         ("mqar/runs/tiny", {}, ["mqar.runs.tiny", "unknown scale", "paper"]),
         ("mqar/runs/smoke/mdn-h-3to1", "mdn-h-3to1", ["mqar.scales.smoke.shape", "layers=2", "use 4"]),
         ("mqar/scales/smoke/data", "zoo", ["mqar.scales.smoke.data", "'zoo'", "zoology"]),
-        ("mqar/scales/smoke/lrs", [0.0], ["mqar.scales.smoke.lrs", "0.0", "1e-3"]),
+        ("mqar/scales/smoke/lrs", [0.0], ["mqar.scales.smoke.lrs[0]", "0.0", "above 0"]),
+        ("mqar/scales/smoke/widths", [], ["mqar.scales.smoke.widths", "[]", "one item or more"]),
         ("mqar/data/tiny/vocabulary", 16, ["mqar.data.tiny.vocabulary", "16", "18 to 32768"]),
         ("models/mdn/options", {"mdn": {"tau": "sqrt"}}, ["tau", "'sqrt'", "sqrt(d/h)"]),
         ("models/mdn/options", {"mdn": {"beta_bound": 3}}, ["beta_bound", "3", "true or false"]),
+        ("optimizer/beta1", 1.5, ["optimizer.beta1", "1.5", "from 0 to 1"]),
+        ("data/sets/slimpajama/source", "hf", ["slimpajama.source", "'hf'", "huggingface"]),
+        ("data/sets/slimpajama/holdout", 5, ["slimpajama.holdout", "5", "from 0 to 1"]),
         ("data/prepare", ["x"], ["data.prepare", "'x'"]),
         ("data/hub/sets", {"wikitext": "main"}, ["data.hub.sets", "'wikitext'", "owner/name"]),
         ("data/hub/fetch", "yes please", ["data.hub.fetch", "true or false"]),
         ("scales/smoke/evaluation/retrieval_window", 49, ["retrieval_window", "49", "retrieval_answer=48"]),
         ("scales/smoke/evaluation/fail_on_truncation", ["lmm"], ["fail_on_truncation", "'lmm'", "longbench"]),
         ("seed", 1.5, ["seed", "1.5", "whole number"]),
+        ("seed", "${optimizer.clip}", ["seed", "${optimizer.clip}", "write it out"]),
     ],
 )
 def test_a_mistake_is_refused_in_one_line(tmp_path, key, value, words):
@@ -174,9 +190,28 @@ def test_a_missing_file_says_what_to_do(tmp_path):
         load(tmp_path / "none.yaml")
 
 
-def test_broken_yaml_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1\nb: 2", "not valid YAML"),
+        ("a:\n\tb: 2", "spaces, not tabs"),
+        ("seed: 1\nseed: 2", "duplicate key seed"),
+        ("- seed", "no mapping"),
+        ("", "empty"),
+        ("# nothing yet", "empty"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path, text, words):
     path = tmp_path / "params.yaml"
-    path.write_text("a: [1\nb: 2")
-    with pytest.raises(ConfigError) as caught:
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
         load(path)
     assert "\n" not in str(caught.value)
+
+
+def test_the_formats_and_sources_are_those_that_are_read():
+    from mdn.data.prepare import ROOTS
+    from mdn.data.sources import FORMATS as READERS
+
+    assert set(FORMATS) == set(READERS)
+    assert set(SOURCES) == {*ROOTS, "huggingface"}

@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one subcommand and returns its exit status: 2 for a mistake in params.yaml or the arguments."""
-    parser = argparse.ArgumentParser(prog="mdn", description=__doc__.splitlines()[0])
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser = argparse.ArgumentParser(
+        prog="mdn",
+        description="Checks, plans, compares and shows what `dvc repro` trains and evaluates; see README.md.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="command", title="commands")
 
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--params", type=Path, default=Path("params.yaml"), help="default: %(default)s")
 
-    command = commands.add_parser("check", parents=[common], help="check params.yaml")
+    command = commands.add_parser(
+        "check", parents=[common], help="check params.yaml: one line for the first mistake, and what to write"
+    )
     command.set_defaults(run=_check)
 
     command = commands.add_parser(
@@ -31,10 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
     command.set_defaults(run=_doctor)
 
     command = commands.add_parser(
-        "plan", parents=[common], help="parameters, FLOPs, memory, GPU-hours and disk of every model"
+        "plan",
+        parents=[common],
+        help="parameters, FLOPs, memory, GPU-hours and disk of the models under runs",
     )
-    command.add_argument("--scale", action="append", help="only this one (may be given again)")
-    command.add_argument("--nodes", type=int, help="instead of the scale's machine.nodes")
+    command.add_argument("--scale", action="append", help="of params.yaml, default: all (may be given again)")
+    command.add_argument("--nodes", type=_count, help="instead of the scale's machine.nodes")
     command.add_argument(
         "--memory", type=float, default=79.0, help="GiB of a GPU, default: %(default)s (H100)"
     )
@@ -54,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     command = commands.add_parser("generate", parents=[common], help="continue a prompt with a trained model")
     command.add_argument("--run", dest="folder", type=Path, required=True, help="for example runs/smoke/mdn")
-    command.add_argument("--prompt", required=True)
-    command.add_argument("--tokens", type=int, default=64, help="how many to add, default: %(default)s")
+    command.add_argument("--prompt", required=True, help="the text to continue")
+    command.add_argument("--tokens", type=_count, default=64, help="how many to add, default: %(default)s")
     command.add_argument(
         "--temperature", type=float, default=0.0, help="0, the default: the most likely token"
     )
@@ -96,9 +103,28 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot work; use 1 or more")
+    return int(text)
+
+
 def _check(options: argparse.Namespace) -> int:
     params = load(options.params)
     cells = {scale: len(runs) for scale, runs in params.runs.items() if runs}
+    chosen = [(scale, name) for scale, runs in params.runs.items() for name in runs]
+    chosen = [(scale, name) for scale, name in chosen if params.models[name].kernel != "auto"]
+    if chosen:  # the kernels' names are known to torch's side only, which takes a second to import
+        import torch
+
+        from mdn.models.lm import LanguageModel
+
+        for scale, name in chosen:
+            try:
+                with torch.device("meta"):
+                    LanguageModel(params.run(scale, name))
+            except ConfigError as error:
+                raise ConfigError(f"models.{name}.{error}") from None
     print(f"{options.params}: in order; " + ", ".join(f"{n} models at {scale}" for scale, n in cells.items()))
     return 0
 
@@ -115,7 +141,8 @@ def _doctor(_: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Returns 1 if a model does not fit into the memory of its GPUs."""
+    """Of the models listed at a scale, or of all with a shape there if none is. Returns 1 if one does not fit
+    into the memory of its GPUs."""
     from rich.console import Console
 
     from mdn import plan
@@ -126,7 +153,7 @@ def _plan(options: argparse.Namespace) -> int:
     for scale in options.scale or params.scales:
         if scale not in params.scales:
             raise ConfigError(f"--scale: {scale!r} is unknown; use {', '.join(params.scales)}")
-        runs = [params.run(scale, name) for name in params.models if params.has_shape(scale, name)]
+        runs = [params.run(scale, name) for name in params.runs.get(scale) or params.shapes.get(scale, {})]
         console.print(plan.costs(params.scales[scale], runs))
         machine = plan.machine(params, scale, options.nodes)
         measured = partial(plan.measured, options.runs, results=options.results, machine=machine)
@@ -169,8 +196,6 @@ def _generate(options: argparse.Namespace) -> int:
     from mdn.data.tokenization import tokenizer
     from mdn.models.lm import load as load_model
 
-    if options.tokens < 1:
-        raise ConfigError(f"--tokens: {options.tokens} adds nothing; use 1 or more")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(options.folder, device)
     encoder = tokenizer(options.raw / gpt2.FOLDER)

@@ -1,63 +1,98 @@
-"""What a user may change about each mixer. Free of torch, so that reading params.yaml stays quick."""
+"""What a user may change about each mixer, and the sizes that fit it. Free of torch, so that reading
+params.yaml stays quick."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from mdn.typed import Bound, Count, Positive, one_of
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
-    rope_theta: float = 10000.0
+class Shape:
+    """Size of one model at one scale. `head_k` and `head_v` are the key and value sizes of a head."""
+
+    layers: Count
+    heads: Count
+    head_k: Count
+    head_v: Count
+    attention_heads: Count | None = None  # heads of the attention layers of a hybrid; null: `heads`
+
+
+class MixerOptions:
+    """Base of every mixer's options."""
+
+    def check(self, d_model: int, shape: Shape) -> None:
+        """Raises ValueError, with the remedy, for a shape that does not fit this mixer at a model width."""
 
 
 @dataclass(frozen=True)
-class Mamba2Options:
-    expand: int = 2
-    convolution: int = 4
+class AttentionOptions(MixerOptions):
+    rope_theta: Positive = 10000.0
+
+    def check(self, d_model: int, shape: Shape) -> None:
+        heads = shape.attention_heads or shape.heads
+        if d_model % (2 * heads):
+            raise ValueError(
+                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; use as "
+                f"{'attention_heads' if shape.attention_heads else 'heads'} a divisor of {d_model // 2}"
+            )
 
 
 @dataclass(frozen=True)
-class GdnOptions:
-    convolution: int = 4
+class Mamba2Options(MixerOptions):
+    expand: Count = 2
+    convolution: Count = 4
+
+    def check(self, d_model: int, shape: Shape) -> None:
+        inner, wanted = shape.heads * shape.head_v, self.expand * d_model
+        if inner != wanted:
+            raise ValueError(
+                f"mamba2: heads={shape.heads} of head_v={shape.head_v} make {inner} channels, not "
+                f"expand·d_model = {wanted}; use heads={wanted / shape.head_v:g}"
+            )
+
+
+@dataclass(frozen=True)
+class GdnOptions(MixerOptions):
+    convolution: Count = 4
     gate_bounds: bool = False  # alpha_max = cos^2(theta), beta_max = sin^2(theta), as in MDN
 
 
 @dataclass(frozen=True)
-class CombaOptions:
-    convolution: int = 4
+class CombaOptions(MixerOptions):
+    convolution: Count = 4
     output_correction: bool = True
 
 
 @dataclass(frozen=True)
-class KdaOptions:
-    convolution: int = 4
-    init: str = "kda"  # rates exp(A_log) start in (1, 16); gdn: in (0, 16), as GDN's
+class KdaOptions(MixerOptions):
+    convolution: Count = 4
+    init: Annotated[str, one_of("kda", "gdn")] = (
+        "kda"  # rates exp(A_log) start in (1, 16); gdn: in (0, 16), as GDN's
+    )
 
-    def __post_init__(self) -> None:
-        if self.init not in ("kda", "gdn"):
-            raise ValueError(f"init: {self.init!r} is unknown; use kda or gdn")
+
+TAUS = ("sqrt(d/h)", "sqrt(d)", "sqrt(d/8)")  # d model width, h heads
+
+
+def _is_temperature(tau: str) -> bool:
+    try:
+        return tau in TAUS or float(tau) > 0
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
-class MdnOptions:
-    convolution: int = 4
-    tau: str = "sqrt(d/h)"  # temperature of eta: sqrt(d/h), sqrt(d), sqrt(d/8) or a number
-    eta: str = "tanh"  # tanh: tanh(e/tau) + 1; sigmoid: 2 sigmoid(e)
+class MdnOptions(MixerOptions):
+    convolution: Count = 4
+    tau: Annotated[str, Bound(f"{', '.join(TAUS)} or a number above 0", _is_temperature)] = (
+        "sqrt(d/h)"  # of eta
+    )
+    eta: Annotated[str, one_of("tanh", "sigmoid")] = "tanh"  # tanh: tanh(e/tau) + 1; sigmoid: 2 sigmoid(e)
     log_mu_min: float | None = -2.0  # lower bound of log mu; null: none
     alpha_bound: bool = True  # false: alpha_max = 1
     beta_bound: bool = True  # false: beta_max = 1
     output_correction: bool = True  # q <- q - d k
-
-    def __post_init__(self) -> None:
-        if self.eta not in ("tanh", "sigmoid"):
-            raise ValueError(f"eta: {self.eta!r} is unknown; use tanh or sigmoid")
-        if self.tau not in ("sqrt(d/h)", "sqrt(d)", "sqrt(d/8)"):
-            try:
-                positive = float(self.tau) > 0
-            except ValueError:
-                positive = False
-            if not positive:
-                raise ValueError(
-                    f"tau: {self.tau!r} is unknown; use sqrt(d/h), sqrt(d), sqrt(d/8) or a number"
-                )
 
 
 @dataclass(frozen=True)

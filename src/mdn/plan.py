@@ -85,7 +85,7 @@ def needs(
     )
     table.caption = (
         f"estimates in GiB; tokens on disk: {budget.tokens * 2 / GIB:,.3g} GiB;\n"
-        "GPU-hours by --throughput, a run of this scale on GPUs, mdn.scaling or mdn.efficiency"
+        "GPU-hours and days where a throughput was measured, or is given: --throughput"
     )
     remedies: dict[str, list[str]] = {}
     for run in runs:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import mdn_kernels
-from mdn.config import ConfigError, Shape
+from mdn.config import Shape
 from mdn.mixers.base import Mixer, State
 from mdn.options import AttentionOptions
 from mdn.rules import RULES
@@ -26,11 +26,6 @@ class Attention(Mixer):
     def __init__(self, d_model: int, shape: Shape, options: AttentionOptions, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)
         heads = shape.attention_heads or shape.heads
-        if d_model % (2 * heads):
-            raise ConfigError(
-                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; "
-                "change shape.attention_heads, or shape.heads without it"
-            )
         self.heads, self.head_size, self.theta = heads, d_model // heads, options.rope_theta
         self.qkv = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mdn.config import Shape
+from mdn.config import ConfigError, Shape
+from mdn.options import MixerOptions
 from mdn.rules import Rule
 from mdn_kernels.common import fused
 from mdn_kernels.common.convolution import short_convolution
@@ -65,10 +66,14 @@ class Mixer(nn.Module, ABC):
     op: ClassVar[str | None] = None  # its operator in mdn_kernels
     rule: ClassVar[Rule]
 
-    def __init__(self, d_model: int, shape: Shape, options: Any, kernel: str | None = None):
+    def __init__(self, d_model: int, shape: Shape, options: MixerOptions, kernel: str | None = None):
         super().__init__()
+        options.check(d_model, shape)
         if kernel is not None and self.op is not None:
-            get(self.op, kernel)
+            try:
+                get(self.op, kernel)
+            except ValueError as error:
+                raise ConfigError(f"kernel: {error}") from None
         self.kernel = kernel
 
     @abstractmethod

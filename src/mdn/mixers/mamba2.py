@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mdn.config import ConfigError, Shape
+from mdn.config import Shape
 from mdn.mixers.base import EPS, LinearMixer, ShortConvolution, State, precise
 from mdn.options import Mamba2Options
 from mdn.rules import RULES
@@ -27,22 +27,15 @@ class Mamba2(LinearMixer):
 
     def __init__(self, d_model: int, shape: Shape, options: Mamba2Options, kernel: str | None = None):
         super().__init__(d_model, shape, options, kernel)
-        inner = shape.heads * shape.head_v
-        if inner != options.expand * d_model:
-            raise ConfigError(
-                f"mamba2: heads={shape.heads} of head_v={shape.head_v} make {inner} channels, not "
-                f"expand·d_model = {options.expand * d_model}; "
-                f"use heads={options.expand * d_model / shape.head_v:g}"
-            )
-        self.inner, self.shape = inner, shape
-        self.conv_channels = inner + 2 * shape.head_k
-        self.in_proj = nn.Linear(d_model, inner + self.conv_channels + shape.heads, bias=False)
+        self.inner, self.shape = shape.heads * shape.head_v, shape
+        self.conv_channels = self.inner + 2 * shape.head_k
+        self.in_proj = nn.Linear(d_model, self.inner + self.conv_channels + shape.heads, bias=False)
         self.conv = ShortConvolution(self.conv_channels, options.convolution, bias=True)
         self.A_log = nn.Parameter(torch.empty(shape.heads))
         self.dt_bias = nn.Parameter(torch.empty(shape.heads))
         self.D = nn.Parameter(torch.empty(shape.heads))
-        self.norm = nn.RMSNorm(inner, eps=EPS)
-        self.out = nn.Linear(inner, d_model, bias=False)
+        self.norm = nn.RMSNorm(self.inner, eps=EPS)
+        self.out = nn.Linear(self.inner, d_model, bias=False)
 
     def forward(
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None

@@ -55,6 +55,8 @@ def _plan(options: argparse.Namespace) -> int:
     if options.cell:
         models = options.models or list(dict.fromkeys(name.split("/")[0] for name in options.cell))
     planned = cells.plan(params, options.scale, models)
+    if not planned:
+        raise ValueError(f"mqar.runs.{options.scale}: lists no model; add some, or name them with --models")
     for name in options.cell or ():
         if name not in (cell.name for cell in planned):
             raise ValueError(f"--cell: {name!r} is none of {', '.join(cell.name for cell in planned)}")

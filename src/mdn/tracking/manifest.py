@@ -30,6 +30,7 @@ APART = (
     "mdn.cli",
     "mdn.config",
     "mdn.rules",
+    "mdn.typed",
     "mdn.mqar.runner",
     "mdn.mqar.summary",
 )
