@@ -230,6 +230,38 @@ def test_micro_batches_change_the_loss_by_rounding_only(fit):
     assert pieces == pytest.approx(whole, rel=1e-4)
 
 
+@pytest.mark.parametrize("every", [4, 5])  # 12 steps: the last validation is one of these, or follows them
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (lit.LitLanguageModel, "validation_step", 2),
+        (lit.LitLanguageModel, "validation_step", 10),
+        (module, "_finish", 1),
+    ],
+)
+def test_no_validation_is_lost_or_repeated_when_a_kill_comes_around_it(
+    fit, monkeypatch, tiny_run, every, owner, name, call
+):
+    run = replace(tiny_run, training=replace(tiny_run.training, validate_every=every, validation_tokens=256))
+    machine = replace(MACHINE, checkpoint_every=every if every == 4 else 12)
+    whole, original, calls = fit(run, runs="whole", machine=machine), getattr(owner, name), []
+
+    def killed(*arguments, **keywords):
+        calls.append(None)
+        if len(calls) == call:
+            raise RuntimeError("power cut")
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(owner, name, killed)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(run, machine=machine)
+    record = fit(run, machine=machine)
+    assert [(line["step"], loss_of(line)) for line in record.log()] == [
+        (line["step"], loss_of(line)) for line in whole.log()
+    ]
+    assert record.metrics["validation_loss"] == whole.metrics["validation_loss"]
+
+
 def test_the_micro_batch_may_change_between_a_kill_and_the_resume(fit, monkeypatch):
     whole = fit(runs="whole")
     for stop, micro in ((6, 2), (10, 4), (None, 1)):

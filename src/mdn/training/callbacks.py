@@ -69,12 +69,17 @@ def _clock(trainer: L.Trainer) -> tuple[float, float]:
 
 
 class Checkpointer(Callback):
-    """A checkpoint every N optimizer steps, and one when a rank was told to stop, which ends the training."""
+    """A checkpoint every N optimizer steps, and one when a rank was told to stop, which ends the training.
 
-    def __init__(self, record: Record, machine: Machine) -> None:
-        self.record, self.machine = record, machine
+    It follows the validation of its step, if there is one: a resumed training does not repeat that.
+    """
 
-    def save(self, trainer: L.Trainer) -> None:
+    def __init__(self, record: Record, run: RunConfig, machine: Machine) -> None:
+        self.record, self.machine, self.validate_every = record, machine, run.training.validate_every
+
+    def save(self, trainer: L.Trainer, module: Any) -> None:
+        if not module.stopping and trainer.global_step % self.machine.checkpoint_every:
+            return
         folder, keep = self.record.checkpoints, self.machine.keep_checkpoints
         if trainer.is_global_zero:
             checkpoint.save(folder, trainer.global_step, trainer.save_checkpoint, keep)
@@ -82,16 +87,18 @@ class Checkpointer(Callback):
             trainer.save_checkpoint(folder / "none")
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Any, *_: Any) -> None:
-        if module.stopping:  # only now: a validation may have followed the step, and would not be repeated
+        if module.stopping:
             raise Stopped
 
     def on_train_batch_end(
         self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not completes_a_step(trainer, batch_idx):
-            return
-        if module.stopping or trainer.global_step % self.machine.checkpoint_every == 0:
-            self.save(trainer)
+        if completes_a_step(trainer, batch_idx) and trainer.global_step % self.validate_every:
+            self.save(trainer, module)
+
+    def on_validation_end(self, trainer: L.Trainer, module: Any) -> None:
+        if trainer.global_step % self.validate_every == 0:  # not the one after the last step
+            self.save(trainer, module)
 
 
 class Bar(Callback):

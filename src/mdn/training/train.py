@@ -76,7 +76,7 @@ def _train(
     trainer = trainer_for(
         run,
         machine,
-        [Recorder(record, run), Checkpointer(record, machine), Bar(run.name, run.training.steps)],
+        [Recorder(record, run), Checkpointer(record, run, machine), Bar(run.name, run.training.steps)],
     )
     mirror = Mirror(record, uri if launch.leads() else None)
     mirror.start()
@@ -84,7 +84,7 @@ def _train(
     try:
         try:
             trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
-            if trainer.global_step % run.training.validate_every:
+            if not launch.share(lambda: _validated(record, run.training.steps)):
                 trainer.validate(module, datamodule=data, verbose=False)
         except Diverged as error:  # on all ranks in the same step
             if launch.leads():
@@ -228,6 +228,10 @@ def _describe(
             **environment(),
         },
     )
+
+
+def _validated(record: Record, step: int) -> bool:
+    return any("validation/loss" in line for line in record.log(first=step))
 
 
 def _finish(record: Record, module: LitLanguageModel, weights: dict[str, Any]) -> None:
