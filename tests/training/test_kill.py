@@ -40,7 +40,7 @@ def trained(root, tmp_path, count_tokens):
     """trained(name, *kills): the record, what was seen at each step, and MLflow's store."""
     count_tokens(tmp_path / "tokens" / "smoke")
     config = OmegaConf.load(root / "params.yaml")
-    smoke = config.scales.smoke
+    smoke, config.runs.smoke = config.scales.smoke, {"mdn": "mdn"}
     smoke.d_model = 16
     budget = {"tokens": STEPS * 64, "warmup_tokens": 192, "batch_tokens": 64, "context": 16}
     smoke.training.update(budget | {"validate_every": 10, "validation_tokens": 64})

@@ -43,7 +43,7 @@ def cell(root, tmp_path_factory, count_tokens):
 
     def command(name, machine, starter=(sys.executable,), **training):
         config = OmegaConf.load(root / "params.yaml")
-        smoke = config.scales.smoke
+        smoke, config.runs.smoke = config.scales.smoke, {"mdn": "mdn"}
         smoke.d_model = 16
         smoke.training = {
             "tokens": 8 * 64,
