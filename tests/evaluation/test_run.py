@@ -86,7 +86,7 @@ def test_a_suite_reports_every_metric_of_every_task(cell, suite):
         assert row["value"] >= 0
     assert found["harness"].startswith("lm-eval 0.4.")
     assert set(found["not_run"]) == {*SUITES[suite].TASKS} - {*there}
-    assert found["window"] == 128
+    assert (found["window"], found["batch_tokens"]) == (128, 512)
     assert found["fingerprint"] == cell.record.config.fingerprint()
     assert found["seconds"] > 0
     assert found["manifest"]["code"] in found["identity"]
@@ -122,6 +122,8 @@ def test_the_limit_takes_the_first_items_and_null_takes_all(cell):
     }
     assert found["results"][0]["limit"] is None
     assert found["identity"] != few["identity"]
+    hashes = [next(r["task_hash"] for r in f["results"] if r["task"] == "piqa") for f in (few, found)]
+    assert hashes[0] != hashes[1]
     strip = lambda rows: [(r["task"], r["id"], r["prompts"]) for r in rows if r["id"] < 2]  # noqa: E731
     assert strip(samples(cell, "commonsense")) == strip(few_samples)
 
