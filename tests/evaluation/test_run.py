@@ -263,8 +263,15 @@ def test_an_interrupted_suite_goes_on_with_the_next_task(cell, monkeypatch):
         run_suite(cell, "commonsense", nothing)
     assert not (cell.record.folder / "evaluation/commonsense.json").exists()
     again = []
-    monkeypatch.setattr(run, "_run", lambda s, c, name, p: again.append(name) or inner(s, c, name, p))
+
+    def continued(suite, cell, name, progress):
+        again.append(name)
+        return {**inner(suite, cell, name, progress), "seconds": 100.0}
+
+    monkeypatch.setattr(run, "_run", continued)
+    kept = [read(path) for path in (cell.record.folder / "evaluation/commonsense.partial").iterdir()]
     found = read(run_suite(cell, "commonsense", nothing))
+    assert found["seconds"] == pytest.approx(sum(task["seconds"] for task in kept) + 400, abs=0.01)
     assert tuple(ran + again) == commonsense.TASKS
     assert len({row["task"] for row in found["results"]}) == 7
     assert len(samples(cell, "commonsense")) == 14
