@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from mdn.config import Evaluation, Shape
+from mdn.data.gpt2 import EOT
 from mdn.data.shards import ShardWriter, write_index
 from mdn.evaluation.dynamics import gates, state_changes
 from mdn.evaluation.scoring import quiet
@@ -197,6 +198,28 @@ def test_the_suite_reports_means_and_a_row_for_every_layer(cell):
         evaluated(replace(cell, evaluation=replace(cell.evaluation, window=T - 1)))[0]["identity"]
         != report["identity"]
     )
+
+
+def test_shares_and_radius_are_those_of_all_layers_eigenvalues(cell, build):
+    """Unbounded gates with α ≈ 1 and a small μ: β makes some real parts negative."""
+    model = build("mdn", VOCABULARY, alpha_bound=False, beta_bound=False)
+    with torch.no_grad():
+        for layer in (0, 1):
+            model.mixer(layer).A_log.fill_(4 * layer - 8)
+            model.mixer(layer).Mu_log.fill_(8)
+            model.mixer(layer).abme.weight.mul_(20)
+    results, _ = dynamics.run(replace(cell, model=model), "transition", quiet)
+    ids = [EOT, *range(T - 1)]  # the held-out text counts up
+    layers = [dynamics._spectrum("mdn", gate) for gate in gates(model, ids).values()]
+    along = np.stack([pair for pair, _ in layers])
+    negative = (along.real < 0).any(-1)
+    assert 0 < negative.mean() < 1
+    wanted = {
+        "oscillating": (along.imag != 0).any(-1).mean(),
+        "negative": negative.mean(),
+        "radius": max(np.abs(values).max() for pair in layers for values in pair),
+    }
+    assert {row["metric"]: row["value"] for row in results} == pytest.approx(wanted)
 
 
 def test_what_does_not_apply_is_absent_with_a_reason(cell, build):

@@ -171,6 +171,18 @@ def test_identity_follows_window_limit_protocol_and_data(cell, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(longbench, "standard_library", lambda: standard_library()[1:])
     assert longbench.identity(cell) != changed
+    monkeypatch.undo()
+    write_requests(cell.raw / data.PACKAGE / data.SOURCES["longbench_qasper"].file, [])
+    assert longbench.identity(cell) != changed
+
+
+def test_the_limit_takes_the_first_items(cell):
+    item, _ = LONGBENCH["triviaqa"]
+    write_task(cell, "triviaqa", [{**item, "answers": [f"{n}"]} for n in range(3)])
+    cell.evaluation = replace(SETTING, written_limit=2)
+    (row,), samples = run(cell, "triviaqa", quiet)
+    assert (row["n"], row["limit"]) == (2, 2)
+    assert [sample["answers"] for sample in samples] == [["0"], ["1"]]
 
 
 def test_a_missing_set_is_not_run(cell):

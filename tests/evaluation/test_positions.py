@@ -104,6 +104,16 @@ def test_a_part_shorter_than_a_window_is_left_out_and_says_why(cell):
         positions.run(cell, "heldout_c4", quiet)
 
 
+def test_the_identity_follows_windows_and_tokens(cell, folder):
+    before = positions.identity(cell)
+    for change in ({"position_length": 128}, {"position_windows": 3}):
+        assert positions.identity(replace(cell, evaluation=replace(cell.evaluation, **change))) != before
+    writer = ShardWriter(folder, "heldout_wiki", 350)
+    writer.write(np.arange(300, dtype=np.uint16))
+    write_index(folder, {"heldout_wiki": writer.close()}, [])
+    assert positions.identity(cell) != before
+
+
 def test_likelihoods_that_are_not_finite_are_refused(cell):
     with pytest.raises(FloatingPointError, match="not finite"):
         positions.run(replace(cell, model=Constant(float("nan"))), "heldout_wiki", quiet)

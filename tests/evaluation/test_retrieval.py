@@ -130,7 +130,13 @@ def test_identity_follows_window_answer_limit_and_data(cell):
         assert retrieval.identity(other) != before
     assert retrieval.identity(cell) == before
     write_set(cell.raw, "drop", [{"context": "c", "question": "q", "answers": ["a"]}])
-    assert retrieval.identity(cell) != before
+    identities = [before, retrieval.identity(cell)]
+    for task in ("retrieval_squad", "retrieval_drop"):
+        write_requests(cell.raw / data.PACKAGE / data.SOURCES[task].file, [])
+        identities.append(retrieval.identity(cell))
+    write_tokens_of(cell.tokens, {"heldout_wiki": [ids("In all there were 99 hens.")]})
+    identities.append(retrieval.identity(cell))
+    assert len(set(map(tuple, identities))) == 5
 
 
 @pytest.mark.parametrize("task", SETS)

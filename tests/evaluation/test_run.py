@@ -86,7 +86,7 @@ def test_a_suite_reports_every_metric_of_every_task(cell, suite):
         assert row["value"] >= 0
     assert found["harness"].startswith("lm-eval 0.4.")
     assert set(found["not_run"]) == {*SUITES[suite].TASKS} - {*there}
-    assert found["window"] == 128
+    assert (found["window"], found["batch_tokens"]) == (128, 512)
     assert found["fingerprint"] == cell.record.config.fingerprint()
     assert found["seconds"] > 0
     assert found["manifest"]["code"] in found["identity"]
@@ -122,6 +122,8 @@ def test_the_limit_takes_the_first_items_and_null_takes_all(cell):
     }
     assert found["results"][0]["limit"] is None
     assert found["identity"] != few["identity"]
+    hashes = [next(r["task_hash"] for r in f["results"] if r["task"] == "piqa") for f in (few, found)]
+    assert hashes[0] != hashes[1]
     strip = lambda rows: [(r["task"], r["id"], r["prompts"]) for r in rows if r["id"] < 2]  # noqa: E731
     assert strip(samples(cell, "commonsense")) == strip(few_samples)
 
@@ -261,8 +263,15 @@ def test_an_interrupted_suite_goes_on_with_the_next_task(cell, monkeypatch):
         run_suite(cell, "commonsense", nothing)
     assert not (cell.record.folder / "evaluation/commonsense.json").exists()
     again = []
-    monkeypatch.setattr(run, "_run", lambda s, c, name, p: again.append(name) or inner(s, c, name, p))
+
+    def continued(suite, cell, name, progress):
+        again.append(name)
+        return {**inner(suite, cell, name, progress), "seconds": 100.0}
+
+    monkeypatch.setattr(run, "_run", continued)
+    kept = [read(path) for path in (cell.record.folder / "evaluation/commonsense.partial").iterdir()]
     found = read(run_suite(cell, "commonsense", nothing))
+    assert found["seconds"] == pytest.approx(sum(task["seconds"] for task in kept) + 400, abs=0.01)
     assert tuple(ran + again) == commonsense.TASKS
     assert len({row["task"] for row in found["results"]}) == 7
     assert len(samples(cell, "commonsense")) == 14
