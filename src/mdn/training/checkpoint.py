@@ -13,8 +13,8 @@ NAME = re.compile(r"step-(\d+)\.ckpt")
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Lets `write` fill a temporary file, then gives it its name and drops all but the newest `keep`. Those of a
-    later step go first: they are damaged, as the training has resumed from one before them.
+    """Lets `write` fill a temporary file, then gives it its name and drops all but the newest `keep`. Those
+    of a later step are dropped too: they are damaged, as the training has resumed from one before.
 
     The checksum lies beside it, written first: a checkpoint under its final name is always complete.
 
