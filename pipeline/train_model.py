@@ -36,7 +36,7 @@ def main() -> None:
             if _adopts(run, arguments):
                 print(f"{arguments.runs / run.scale / run.name}: finished; adopted")
                 return
-            sys.exit(launch.start(machine))
+            sys.exit(launch.start(machine, stop))
         launch.enter(machine)
     except ConfigError as error:
         sys.exit(f"{arguments.params}: {error}")

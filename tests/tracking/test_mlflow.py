@@ -274,6 +274,27 @@ def test_an_unreachable_server_costs_a_warning_and_loses_nothing(runs, tiny_run,
     assert steps(client, sync(record, uri)) == [1, 2, 3]
 
 
+def test_a_password_reaches_the_store_and_nothing_that_others_see(
+    runs, tiny_run, uri, client, monkeypatch, capsys
+):
+    secret = "http://me:s3cr@t@127.0.0.1:9"
+    record, started = runs.begin(tiny_run), []
+    assert sync(record, secret) is None
+    warning = capsys.readouterr().err
+    assert "not mirrored to http://127.0.0.1:9 (" in warning
+    assert "s3cr" not in warning
+    monkeypatch.setattr(
+        mirror.subprocess, "Popen", lambda *command, **options: started.append((command, options))
+    )
+    Mirror(record, secret).start()
+    ((command, options),) = started
+    assert "s3cr" not in str(command)
+    assert options["env"]["MLFLOW_TRACKING_URI"] == secret
+    monkeypatch.setattr(mirror, "open_store", lambda asked: client)
+    assert sync(record, uri) == sync(record, secret)
+    assert json.loads((record.folder / "mlflow.json").read_text())["uri"] == "http://127.0.0.1:9"
+
+
 def test_a_store_that_mlflow_refuses_is_a_warning_too(runs, tiny_run, tmp_path, capsys):
     (tmp_path / "mlflow.db").write_text("not a database")
     assert sync(runs.begin(tiny_run), f"sqlite:///{tmp_path}/mlflow.db") is None

@@ -1,5 +1,8 @@
 """Who starts the ranks, and what is refused before anything waits for a rank that never comes."""
 
+import subprocess
+import sys
+
 import pytest
 
 from mdn.config import ConfigError, Machine
@@ -81,7 +84,7 @@ def test_other_numbers_than_the_machines_are_refused(machine, environment, messa
 )
 def test_what_someone_else_has_to_start_says_so(launcher, remedy):
     with pytest.raises(ConfigError, match=remedy):
-        launch.start(Machine(1, nodes=2, launcher=launcher))
+        launch.start(Machine(1, nodes=2, launcher=launcher), launch.StopRequest())
 
 
 @pytest.mark.parametrize(
@@ -102,3 +105,34 @@ def test_the_first_host_of_a_node_list(nodes, first):
 def test_one_rank_answers_for_itself():
     assert launch.share(lambda: 3) == 3
     launch.wait()
+
+
+STARTING = """
+import os, signal, subprocess, sys, time
+from mdn.config import Machine
+from mdn.training import launch
+stop, popen = launch.StopRequest(), subprocess.Popen
+if "RANK" in os.environ:
+    time.sleep(0.3)  # imports
+stop.listen()
+if "RANK" in os.environ:
+    launch.enter(Machine(1, devices=2))
+    sys.exit(launch.REQUEUE if stop.made else 0)
+def spawn(*command, **options):
+    rank = popen(*command, **options)
+    if sys.argv[1] == "between two ranks":
+        signal.raise_signal(signal.SIGTERM)
+    return rank
+subprocess.Popen = spawn
+if sys.argv[1] == "before the first rank":
+    signal.raise_signal(signal.SIGTERM)
+sys.exit(launch.start(Machine(1, devices=2), stop))
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "status"), [("before the first rank", 75), ("between two ranks", 75), ("never", 0)]
+)
+def test_a_signal_while_ranks_start_reaches_them(when, status):
+    done = subprocess.run([sys.executable, "-c", STARTING, when], timeout=100)
+    assert done.returncode == status

@@ -4,12 +4,13 @@ import errno
 import json
 import os
 import pickle
+import resource
 import signal
+import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
 from statistics import median
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -429,23 +430,31 @@ def test_a_budget_larger_than_the_text_goes_round_again(fit, tiny_run):
 
 
 def test_a_full_disk_stops_with_its_reason_and_the_next_start_resumes(fit, monkeypatch, tmp_path):
+    """The system itself refuses to write on, as on a full disk, in the middle of a checkpoint."""
     whole = losses(fit(runs="whole"))
-    original = L.Trainer.save_checkpoint
+    save, limits = checkpoint.save, resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def save(self, path, *arguments):
-        if self.global_step == 10:
-            path.write_bytes(b"half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(self, path, *arguments)
+    def full(folder, step, *arguments):
+        if step == 10:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        return save(folder, step, *arguments)
 
     folder = tmp_path / "runs" / "smoke" / "mdn"
-    with monkeypatch.context() as patch:
-        patch.setattr(L.Trainer, "save_checkpoint", save)
-        with pytest.raises(OSError, match="No space left on device"):
+    monkeypatch.setattr(checkpoint, "save", full)
+    try:
+        with pytest.raises(OSError, match="make room and start again, it resumes from step-00000005"):
             fit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "make room and start again" in json.loads((folder / "failed.json").read_text())["error"]
     assert not list(folder.rglob("*.tmp"))
+    monkeypatch.setattr(checkpoint, "save", save)
     assert losses(fit()) == whole
+
+
+def test_a_checkpoint_is_written_where_it_stays(fit, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert len(list(fit().checkpoints.glob("*.ckpt"))) == 2
 
 
 def test_a_disk_too_full_for_failed_json_still_raises_the_reason(fit, monkeypatch):

@@ -88,7 +88,7 @@ def _cell(options: argparse.Namespace) -> int:
 
     cell = cells.read(options.cells)[options.n]
     if launch.outside(cell.machine):
-        return launch.start(cell.machine)
+        return launch.start(cell.machine, launch.StopRequest())
     launch.enter(cell.machine)
 
     from mdn.scaling.measure import measure  # imports Lightning, which takes seconds

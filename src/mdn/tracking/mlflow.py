@@ -104,17 +104,12 @@ class Mirror:
     def start(self, every_seconds: float = 15) -> None:
         if self._uri is None:
             return
-        command = [
-            sys.executable,
-            "-m",
-            "mdn.tracking.mlflow",
-            str(self._record.folder),
-            self._uri,
-            str(every_seconds),
-        ]
+        command = [sys.executable, "-m", "mdn.tracking.mlflow", str(self._record.folder), str(every_seconds)]
+        # Everyone on a machine sees the arguments of a process, and a password in them.
+        environment = os.environ | {"MLFLOW_TRACKING_URI": self._uri}
         try:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, text=True, start_new_session=True
+                command, env=environment, stdin=subprocess.PIPE, text=True, start_new_session=True
             )
         except OSError as error:
             _warn(self._record.folder, self._uri, error)
@@ -201,8 +196,13 @@ def ui_command(uri: str) -> str:
 
 
 def _warn(folder: Path, uri: str, error: Exception) -> None:
-    reason = " ".join(str(error).split())[:300]
-    print(f"{folder}: not mirrored to {uri} ({reason}); `mdn sync` sends it later", file=sys.stderr)
+    reason = _public(" ".join(str(error).split()))[:300]
+    print(f"{folder}: not mirrored to {_public(uri)} ({reason}); `mdn sync` sends it later", file=sys.stderr)
+
+
+def _public(text: str) -> str:
+    """Without the user and password of the addresses in it."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
 @contextmanager
@@ -300,7 +300,7 @@ def _send(record: Record, uri: str, status: str | None, experiment: str | None) 
         state["status"] = "RUNNING"
         state |= {"step": -1, "lines": 0, "nonfinite": 0, "files": {}, "evaluations": {}}
     run = state["run_id"]
-    state["uri"] = uri
+    state["uri"] = _public(uri)  # the report shows it
     write_json(saved, state)
 
     def new(name: str) -> Path | None:
@@ -509,4 +509,4 @@ def _text(value: Any, limit: int) -> str:
 
 
 if __name__ == "__main__":
-    _mirror(Record(Path(sys.argv[1])), sys.argv[2], float(sys.argv[3]))
+    _mirror(Record(Path(sys.argv[1])), os.environ["MLFLOW_TRACKING_URI"], float(sys.argv[2]))

@@ -38,15 +38,27 @@ def forced() -> bool:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to, which becomes `path` when all is well; else nothing is left of it."""
+    """A temporary name to write to, which becomes `path` when all is well and on the disk; else nothing of it
+    is left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     try:
         yield temporary
+        flush(temporary)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     temporary.replace(path)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Waits until the disk has a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -123,6 +135,10 @@ class Record:
         line = {"step": step, **{k: v if math.isfinite(v) else str(v) for k, v in values.items()}}
         with (self.folder / "log.jsonl").open("a") as log:
             log.write(json.dumps(line, allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        """Waits until the disk has the log: no checkpoint may be ahead of it."""
+        flush(self.folder / "log.jsonl")
 
     def log(self, first: int = 0) -> list[dict[str, Any]]:
         """The lines of log.jsonl from step `first` on; a last line that a kill cut short is left out."""

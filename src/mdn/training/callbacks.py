@@ -82,6 +82,7 @@ class Checkpointer(Callback):
             return
         folder, keep = self.record.checkpoints, self.machine.keep_checkpoints
         if trainer.is_global_zero:
+            self.record.flush()
             checkpoint.save(folder, trainer.global_step, trainer.save_checkpoint, keep)
         else:  # takes part in collecting the state; only the first rank writes
             trainer.save_checkpoint(folder / "none")

@@ -60,11 +60,13 @@ def outside(machine: Machine, environment: Mapping[str, str] = os.environ) -> bo
 
 
 def enter(machine: Machine, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Checks devices × nodes against what was started and completes torchrun's environment.
+    """Checks devices × nodes against what was started and completes torchrun's environment. From here on the
+    signals arrive that `start` has kept back.
 
     Raises:
         ConfigError: names both numbers and the remedy, where a wrong number of ranks would wait for ever.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     devices, nodes = machine.devices, machine.nodes
     if machine.launcher == "slurm":
         tasks, hosts = int(environment["SLURM_NTASKS"]), int(environment["SLURM_NNODES"])
@@ -98,8 +100,9 @@ def first_host(nodelist: str) -> str:
     return "".join(part or "" for part in found.groups())
 
 
-def start(machine: Machine) -> int:
-    """Starts this very command once a device, passes signals on, and returns the exit status.
+def start(machine: Machine, stop: StopRequest) -> int:
+    """Starts this very command once a device, passes signals on, and returns the exit status. stop: what came
+    before, which starts nothing.
 
     Raises:
         ConfigError: if it is not for us to start it, or the machine has fewer GPUs.
@@ -129,12 +132,17 @@ def start(machine: Machine) -> int:
         for rank in ranks:
             rank.send_signal(number)
 
+    # Kept back until all ranks are there, and by each of them, which inherits that, until it can listen.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    if stop.made:
+        return REQUEUE
     for number in SIGNALS:
         signal.signal(number, forward)
-    for n in range(machine.devices):
-        own = {"RANK": str(n), "LOCAL_RANK": str(n)}
-        ranks.append(subprocess.Popen(sys.orig_argv, env=os.environ | shared | own))
     try:
+        for n in range(machine.devices):
+            own = {"RANK": str(n), "LOCAL_RANK": str(n)}
+            ranks.append(subprocess.Popen(sys.orig_argv, env=os.environ | shared | own))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return _wait(ranks)
     finally:
         for rank in ranks:

@@ -12,6 +12,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.strategies import DDPStrategy
 from safetensors.torch import save_file
@@ -178,7 +179,7 @@ def trainer_for(run: RunConfig, machine: Machine, callbacks: list[Callback]) -> 
         num_nodes=machine.nodes,
         strategy=strategy,
         # Named, lest Lightning look for a launcher itself.
-        plugins=[TorchElasticEnvironment() if launch.grouped() else LightningEnvironment()],
+        plugins=[TorchElasticEnvironment() if launch.grouped() else LightningEnvironment(), Straight()],
         precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
         accumulate_grad_batches=accumulate,
         val_check_interval=run.training.validate_every * accumulate,  # Lightning counts micro-batches here
@@ -196,6 +197,18 @@ def trainer_for(run: RunConfig, machine: Machine, callbacks: list[Callback]) -> 
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     return trainer
+
+
+class Straight(TorchCheckpointIO):
+    """Writes a checkpoint into its file. Lightning's own way holds it in memory twice and leads through /tmp,
+    which may be smaller than it and keeps what a kill leaves."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        with Path(path).open("wb") as file:
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:  # torch says that its archive is not complete, not why
+                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def rehearse(model: LanguageModel, run: RunConfig, machine: Machine, device: torch.device) -> None:
