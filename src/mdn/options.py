@@ -35,7 +35,8 @@ class AttentionOptions(MixerOptions):
             name = "attention_heads" if shape.attention_heads else "heads"
             remedy = "an even d_model" if d_model % 2 else f"as {name} a divisor of {d_model // 2}"
             raise ValueError(
-                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; use {remedy}"
+                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; "
+                f"use {remedy}"
             )
 
 
