@@ -14,7 +14,9 @@ def main() -> None:
     parser.add_argument("--raw", type=Path, default="data/raw")
     arguments = parser.parse_args()
     try:
-        fetch_debian(load(arguments.params).data.debian, arguments.raw)
+        folder = fetch_debian(load(arguments.params).data.debian, arguments.raw)
+        # Of an empty folder DVC would warn in every stage that reads it.
+        (folder / "README").write_text("<package>/: by data.debian of params.yaml\n")
     except ConfigError as error:
         sys.exit(f"{arguments.params}: {error}")
     except (ValueError, OSError) as error:

@@ -16,7 +16,9 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         hub = load(arguments.params).data.hub
-        fetch(hub, arguments.raw, again=forced())
+        folder = fetch(hub, arguments.raw, again=forced())
+        # Of an empty folder DVC would warn in every stage that reads it.
+        (folder / "README").write_text("<owner>/<name>/: by data.hub of params.yaml, or put here by hand\n")
     except ConfigError as error:
         sys.exit(f"{arguments.params}: {error}")
     except OSError as error:

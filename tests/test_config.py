@@ -80,6 +80,7 @@ def edited(tmp_path: Path, *edits: tuple[str, object]) -> Path:
         ("mqar/runs/smoke/mdn-h-3to1", "mdn-h-3to1", ["mqar.scales.smoke.shape", "layers=2", "use 4"]),
         ("mqar/scales/smoke/data", "zoo", ["mqar.scales.smoke.data", "'zoo'", "zoology"]),
         ("mqar/scales/smoke/lrs", [0.0], ["mqar.scales.smoke.lrs[0]", "0.0", "above 0"]),
+        ("mqar/scales/smoke/widths", [33], ["mqar.scales.smoke.shape", "2 heads", "d_model=33", "an even"]),
         ("mqar/scales/smoke/widths", [], ["mqar.scales.smoke.widths", "[]", "one item or more"]),
         ("mqar/data/tiny/vocabulary", 16, ["mqar.data.tiny.vocabulary", "16", "18 to 32768"]),
         ("models/mdn/options", {"mdn": {"tau": "sqrt"}}, ["tau", "'sqrt'", "sqrt(d/h)"]),

@@ -9,7 +9,7 @@ that models can be built on a machine that lacks it.
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -341,11 +341,7 @@ class Params:
             raise ConfigError(f"shapes.{scale}: nothing for {base!r}; add shapes.{scale}.{base}")
         _mixers(f"models.{name}.pattern", model.pattern)
         mixers = _mixers(f"shapes.{scale}.{base}", model.pattern, shape.layers)
-        for mixer in mixers:
-            try:
-                getattr(model.options, mixer).check(at.d_model, shape)
-            except ValueError as error:
-                raise ConfigError(f"shapes.{scale}.{base}: {error}") from None
+        _check_shape(f"shapes.{scale}.{base}", model.options, mixers, at.d_model, shape)
         return RunConfig(
             scale=scale,
             name=name,
@@ -361,6 +357,27 @@ class Params:
             training=at.training,
             options={mixer: asdict(getattr(model.options, mixer)) for mixer in mixers},
         )
+
+    def mqar_shape(self, scale: str, name: str, width: int) -> Shape:
+        """The shape of a model of associative recall: its scale's, the size of Mamba2's heads from the width.
+
+        Raises:
+            ConfigError: if the pattern does not divide the layers, or the shape does not fit a mixer.
+        """
+        model, shape, key = self.models[name], self.mqar.scales[scale].shape, f"mqar.scales.{scale}.shape"
+        mixers = _mixers(key, model.pattern, shape.layers)
+        if "mamba2" in mixers:
+            shape = replace(shape, head_v=model.options.mamba2.expand * width // shape.heads)
+        _check_shape(key, model.options, mixers, width, shape)
+        return shape
+
+
+def _check_shape(key: str, options: Options, mixers: list[str], d_model: int, shape: Shape) -> None:
+    for mixer in mixers:
+        try:
+            getattr(options, mixer).check(d_model, shape)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
 
 
 def _nearest(name: Any, known: Iterable[str]) -> str:
@@ -524,8 +541,8 @@ def _check(params: Params) -> None:
             raise ConfigError(f"mqar.runs.{scale}: unknown scale; use one of {', '.join(params.mqar.scales)}")
         for name, base in cells.items():
             _check_base(params, f"mqar.runs.{scale}.{name}", name, base)
-            layers = params.mqar.scales[scale].shape.layers
-            _mixers(f"mqar.scales.{scale}.shape", params.models[name].pattern, layers)
+            for width in params.mqar.scales[scale].widths:
+                params.mqar_shape(scale, name, width)
 
 
 def _check_base(params: Params, key: str, name: str, base: str) -> None:

@@ -32,9 +32,11 @@ class AttentionOptions(MixerOptions):
     def check(self, d_model: int, shape: Shape) -> None:
         heads = shape.attention_heads or shape.heads
         if d_model % (2 * heads):
+            name = "attention_heads" if shape.attention_heads else "heads"
+            remedy = "an even d_model" if d_model % 2 else f"as {name} a divisor of {d_model // 2}"
             raise ValueError(
-                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; use as "
-                f"{'attention_heads' if shape.attention_heads else 'heads'} a divisor of {d_model // 2}"
+                f"attention: {heads} heads do not divide d_model={d_model} into heads of even size; "
+                f"use {remedy}"
             )
 
 

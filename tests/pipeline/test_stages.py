@@ -44,3 +44,22 @@ def test_a_stage_depends_on_every_module_that_its_result_is_made_by(root, name):
         if (root / path).read_text().strip() and not any(Path(path).is_relative_to(given) for given in listed)
     ]
     assert not missing, f"{name}: add to its deps in dvc.yaml: {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("name", ["hub", "debian"])
+def test_a_folder_of_what_was_not_asked_for_says_what_belongs_there(root, tmp_path, name):
+    """DVC would warn of an empty one in every stage that depends on it."""
+    command = [sys.executable, f"pipeline/fetch_{name}.py", "--raw", str(tmp_path)]
+    subprocess.run(command, cwd=root, check=True)
+    assert f"data.{name}" in (tmp_path / name / "README").read_text()
+
+
+def test_a_training_without_its_tokens_is_one_line(root, tmp_path):
+    command = [sys.executable, "pipeline/train_model.py", "--scale", "smoke", "--model", "mdn"]
+    command += ["--tokens", str(tmp_path / "tokens"), "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("smoke/mdn: ")
+    assert "prepare@smoke" in last
+    assert "Traceback" not in done.stderr

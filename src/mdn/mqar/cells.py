@@ -6,7 +6,7 @@ nor what reads it.
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +106,6 @@ def plan(params: Params, scale: str, models: Iterable[str]) -> list[Cell]:
 def cell(params: Params, scale: str, name: str, width: int, lr: float, seed: int) -> Cell:
     at, model = params.mqar.scales[scale], params.models[name]
     mixers = dict.fromkeys(parse(model.pattern))
-    shape = at.shape
-    if "mamba2" in mixers:  # the size of its heads follows from the width
-        shape = replace(shape, head_v=model.options.mamba2.expand * width // shape.heads)
     return Cell(
         scale=f"mqar-{scale}",
         name=f"{name}/w{width}-lr{lr:.1e}-s{seed}",
@@ -116,7 +113,7 @@ def cell(params: Params, scale: str, name: str, width: int, lr: float, seed: int
         pattern=model.pattern,
         options={mixer: asdict(getattr(model.options, mixer)) for mixer in mixers},
         kernel=model.kernel,
-        shape=shape,
+        shape=params.mqar_shape(scale, name, width),
         width=width,
         lr=lr,
         seed=seed,
