@@ -168,6 +168,38 @@ def test_batches_keep_to_the_limit_and_a_break_between_them_doubles_nothing(
         assert steps(client, run, name) == list(range(1, 91))
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_kill_around_a_batch_neither_doubles_nor_loses_it(
+    runs, tiny_run, uri, client, monkeypatch, arrived
+):
+    record = runs.begin(tiny_run, steps=3)
+    run = sync(record, uri)
+    runs.write(record, 4, 6)
+    record.append(7, {"train/loss": float("nan")})
+    record.append(8, {"note": float("inf")})
+    send = MlflowClient.log_batch
+
+    def killed(self, run_id, metrics=(), **rest):
+        if arrived or not metrics:
+            send(self, run_id, metrics=metrics, **rest)
+        if metrics:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sync(record, uri)
+    record.rewind(5)  # what resumes writes those lines again, later
+    runs.write(record, 6, 6)
+    record.append(7, {"train/loss": float("nan")})
+    record.append(8, {"note": float("inf")})
+    runs.write(record, 9, 9)
+    assert sync(record, uri) == run
+    assert steps(client, run) == [1, 2, 3, 4, 5, 6, 9]
+    assert [(p.step, p.value) for p in client.get_metric_history(run, "nonfinite")] == [(7, 1), (8, 2)]
+    assert "sending" not in json.loads((record.folder / "mlflow.json").read_text())
+
+
 def test_a_long_value_is_cut_as_a_param_and_whole_in_the_artifact(runs, tiny_run, uri, client, tmp_path):
     long = ",".join(["mdn"] * 4000)
     record = runs.begin(replace(tiny_run, pattern=long))

@@ -6,6 +6,7 @@
     run_id, uri, experiment, experiment_id, status
     step, lines      the largest step sent, and how many lines of log.jsonl with that step
     nonfinite        values that were NaN or infinite, which a store never sees
+    sending          the last point of a batch under way, and step, lines and nonfinite once it has arrived
     files            name -> digest of what was sent
     evaluations      suite -> run_id, digest
     weights          where they were when they were registered, size and digest
@@ -385,17 +386,33 @@ def _register(client: "MlflowClient", record: Record, state: dict[str, Any], nam
 def _lines(client: "MlflowClient", record: Record, state: dict[str, Any], saved: Path) -> None:
     """Sends the lines of log.jsonl that are new. A resumed training goes back to its checkpoint and writes
     lines again, so that position in the file says nothing: the step does, and how many lines it had."""
-    skip = state["lines"]
+    run = state["run_id"]
+    if open_end := state.pop("sending", None):  # the line broke or we were killed: did the store get it?
+        name, at = open_end.pop("last")
+        if any(point.step == at for point in client.get_metric_history(run, name)):
+            state |= open_end
+    before = dict(state)
     batch: list[Metric] = []
+
+    def send() -> None:
+        """A batch arrives whole or not at all; what was sent is remembered before and after."""
+        nonlocal before, batch
+        if batch:
+            last = (batch[-1].key, batch[-1].step)
+            reached = {key: state[key] for key in ("step", "lines", "nonfinite")}
+            write_json(saved, before | {"sending": reached | {"last": last}})
+            _batch(client, run, batch)
+        write_json(saved, state)
+        before, batch = dict(state), []
+
+    skip = state["lines"]
     for line in record.log(first=state["step"]):
         if line["step"] == state["step"] and skip:
             skip -= 1
             continue
         values = {k: v for k, v in line.items() if k not in ("step", "time")}
         if batch and len(batch) + len(values) + 1 > MAX_METRICS:
-            _batch(client, state["run_id"], batch)
-            write_json(saved, state)  # what is sent is remembered at once, lest it be sent twice
-            batch = []
+            send()
         state["lines"] = state["lines"] + 1 if line["step"] == state["step"] else 1
         state["step"] = line["step"]
         finite = {k: v for k, v in values.items() if _finite(v)}
@@ -403,8 +420,7 @@ def _lines(client: "MlflowClient", record: Record, state: dict[str, Any], saved:
             state["nonfinite"] += len(values) - len(finite)
             finite["nonfinite"] = state["nonfinite"]
         batch += _as_metrics(finite, line["step"], line.get("time"))
-    _batch(client, state["run_id"], batch)
-    write_json(saved, state)
+    send()
 
 
 def _evaluation(client: "MlflowClient", state: dict[str, Any], saved: Path, path: Path) -> None:
