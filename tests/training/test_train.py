@@ -80,6 +80,7 @@ def test_a_training_leaves_its_whole_record(fit, tiny_run):
     manifest = record.manifest
     assert manifest["kernels"]["momentum_delta_rule"]
     assert manifest["fingerprint"] == tiny_run.fingerprint()
+    assert manifest["earlier"] == []
     assert manifest["parameters"] == sum(t.numel() for t in load_file(record.weights).values())
     curve = (record.folder / "curve.csv").read_text().splitlines()
     assert curve[0] == "step,train_loss"
@@ -191,6 +192,30 @@ def test_a_signal_outside_a_step_loses_nothing(fit, monkeypatch, tiny_run, owner
 
 def loss_of(line):
     return line.get("train/loss", line.get("validation/loss"))
+
+
+def test_the_manifest_says_what_made_each_part(fit, monkeypatch, tmp_path):
+    machine = replace(MACHINE, checkpoint_every=3)
+
+    def parts(manifest):
+        return [(part["until"], part["code"]) for part in manifest["earlier"]]
+
+    for code, stop in (("a", 4), ("b", 5), ("c", 11)):  # b goes no further than the checkpoint of a
+        monkeypatch.setattr(module, "code_digest", lambda code=code: code)
+        stop_after(monkeypatch, stop, RuntimeError("power cut"))
+        with pytest.raises(RuntimeError, match="power cut"):
+            fit(machine=machine)
+    folder = tmp_path / "runs" / "smoke" / "mdn"
+    (folder / "checkpoints" / "step-00000009.ckpt").write_bytes(b"damaged")
+    monkeypatch.setattr(module, "code_digest", lambda: "d")
+    stop_after(monkeypatch, 10, RuntimeError("power cut"))
+    with pytest.warns(UserWarning, match="step-00000009"), pytest.raises(RuntimeError, match="power cut"):
+        fit(machine=machine)
+    assert parts(json.loads((folder / "manifest.json").read_text())) == [(3, "a"), (6, "c")]
+    monkeypatch.setattr(module, "code_digest", lambda: "e")
+    manifest = fit(machine=machine).manifest
+    assert parts(manifest) == [(3, "a"), (6, "c"), (9, "d")]
+    assert manifest["code"] == "e"
 
 
 def test_a_moved_checkout_resumes(fit, monkeypatch, tmp_path):

@@ -179,6 +179,11 @@ def record(run: Run) -> dict[str, Any]:
         "Imported from": f"results/{run.campaign}" if run.campaign else None,
         "Started": run.manifest.get("started"),
         "Code digest": run.manifest.get("code"),
+        "Resumed": "; ".join(
+            f"after step {part['until']}, before with code {part['code']} of commit {part['commit']}"
+            for part in run.manifest.get("earlier", ())
+        )
+        or None,
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) or None,
         "MLflow page": f"{server}/{inside}" if experiment else None,
         "MLflow shows it": f"mlflow ui --backend-store-uri {uri}" if uri else None,

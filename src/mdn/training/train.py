@@ -32,6 +32,7 @@ from mdn.training.lit import Diverged, LitLanguageModel
 from mdn.training.sharded import WHOLE, Sharded
 from mdn_kernels.registry import get, loaded
 
+PART = ("started", "commit", "dirty", "code", "kernels", "host", "gpu", "ranks")  # may change at a resume
 CURVE_POINTS = 1000  # rows of curve.csv, whatever the number of steps
 
 
@@ -158,7 +159,7 @@ def _open(
     record.rewind(step)
     if path:
         print(f"{record.folder}: resuming after step {step} of {run.training.steps}")
-    _describe(record, run, machine, model, index, code)
+    _describe(record, run, machine, model, index, code, step)
     return False, path
 
 
@@ -222,9 +223,24 @@ def rehearse(model: LanguageModel, run: RunConfig, machine: Machine, device: tor
 
 
 def _describe(
-    record: Record, run: RunConfig, machine: Machine, model: LanguageModel, index: dict[str, Any], code: str
+    record: Record,
+    run: RunConfig,
+    machine: Machine,
+    model: LanguageModel,
+    index: dict[str, Any],
+    code: str,
+    step: int,
 ) -> None:
-    """config.yaml and manifest.json, before the first step."""
+    """config.yaml and manifest.json, before the first step after `step`. Its `earlier` says what made the
+    steps until there, a part for each start that left any."""
+    earlier: list[dict[str, Any]] = []
+    if step:
+        before = record.manifest
+        last = {"until": run.training.steps} | {key: before.get(key) for key in PART}
+        for part in (*before.get("earlier", ()), last):
+            earlier.append(part | {"until": min(part["until"], step)})
+            if part["until"] >= step:
+                break
     run.to_yaml(record.folder / "config.yaml")
     write_json(
         record.folder / "manifest.json",
@@ -238,6 +254,7 @@ def _describe(
             "ranks": machine.devices * machine.nodes,
             "compile": machine.compile,
             "started": _now(),
+            "earlier": earlier,
             **environment(),
         },
     )
