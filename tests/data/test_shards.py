@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import pickle
 import resource
 from pathlib import Path
@@ -93,6 +94,21 @@ def test_shards_have_temporary_names_until_they_are_complete(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train-00000.bin.tmp"]
     writer.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train-00000.bin", "train-00000.idx"]
+
+
+def test_shards_and_index_are_on_the_disk_before_they_have_their_names(tmp_path, monkeypatch):
+    synced, replace = set(), Path.replace
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.readlink(f"/proc/self/fd/{file}")))
+
+    def named(path, to):
+        assert str(path) in synced
+        return replace(path, to)
+
+    monkeypatch.setattr(Path, "replace", named)
+    writer = ShardWriter(tmp_path, "train", 100)
+    writer.write(np.array([1, 2, 3], dtype=np.uint16))
+    write_index(tmp_path, {"train": writer.close()}, [])
+    assert len(synced) == 3
 
 
 def test_tokens_that_do_not_fit_are_refused(tmp_path):

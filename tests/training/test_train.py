@@ -416,12 +416,18 @@ def test_steps_that_do_not_end_on_a_validation_are_validated_at_the_end(fit, tin
     assert "validation_loss" in record.metrics
 
 
-def test_a_gradient_that_is_not_finite_skips_its_step(fit, monkeypatch):
+@pytest.mark.parametrize(
+    "spoil", [lambda loss: loss * float("nan"), lambda loss: loss + float("inf")], ids=["gradient", "loss"]
+)
+def test_a_step_that_is_not_finite_is_skipped(fit, monkeypatch, spoil):
     original = lit.LitLanguageModel.training_step
 
     def step(self, batch, index):
         loss = original(self, batch, index)
-        return loss * float("nan") if self.global_step in (3, 4) else loss
+        if self.global_step not in (3, 4):
+            return loss
+        self._losses[-1] = spoil(self._losses[-1])
+        return spoil(loss)
 
     monkeypatch.setattr(lit.LitLanguageModel, "training_step", step)
     record = fit()

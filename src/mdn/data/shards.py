@@ -7,6 +7,7 @@ tokens/<set>/index.json          splits, shards, digests, sources; written last
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -70,9 +71,9 @@ class ShardWriter:
         offsets = self._folder / f"{self._name}.idx"
         temporary = offsets.with_name(offsets.name + ".tmp")
         temporary.write_bytes(np.array(self._offsets, dtype=OFFSET).tobytes())
-        temporary.replace(offsets)
+        _settle(temporary, offsets)
         path = self._folder / f"{self._name}.bin"
-        Path(self._file.name).replace(path)
+        _settle(Path(self._file.name), path)
         self._shards.append(
             Shard(
                 file=path.name,
@@ -87,6 +88,13 @@ class ShardWriter:
         """Finishes the last shard; all shards of the split."""
         self._close()
         return self._shards
+
+
+def _settle(temporary: Path, path: Path) -> None:
+    """Gives a file its name once the disk has it: after a loss of power its size alone would say nothing."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def write_index(
@@ -113,7 +121,7 @@ def write_index(
     index["digest"] = hashlib.sha256(same.encode()).hexdigest()
     temporary = folder / f"{INDEX}.tmp"
     temporary.write_text(json.dumps(index, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    temporary.replace(folder / INDEX)
+    _settle(temporary, folder / INDEX)
     return index
 
 

@@ -13,18 +13,19 @@ from mdn.training.launch import StopRequest
 from mdn.training.optim import build_optimizer, learning_rate
 from mdn.training.sharded import Sharded, shard
 
-MAX_SKIPPED = 10  # steps in a row without a finite gradient, after which a training counts as diverged
+MAX_SKIPPED = 10  # steps in a row without finite loss and gradient, after which a training counts as diverged
 
 
 class Diverged(RuntimeError):
-    """The gradient was not finite for MAX_SKIPPED steps in a row. A result of the experiment, not a crash."""
+    """Loss or gradient was not finite for MAX_SKIPPED steps in a row. A result, not a crash."""
 
 
 class LitLanguageModel(L.LightningModule):
     """Trains `model` as `run` says.
 
-    A step whose gradient is not finite changes no weight: it is skipped and counted, and its tokens are
-    spent. Gradients are averaged over devices before they are looked at, so all ranks skip together.
+    A step whose loss or gradient is not finite changes no weight: it is skipped and counted, its tokens are
+    spent, and the learning rate goes on. Both are averaged over devices before they are looked at, so all
+    ranks skip together.
     """
 
     def __init__(self, model: LanguageModel, run: RunConfig, machine: Machine, stop: StopRequest) -> None:
@@ -59,7 +60,7 @@ class LitLanguageModel(L.LightningModule):
         return build_optimizer(self.model, self.run)
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        """Sets the step's learning rate, clips, and drops a gradient that is not finite."""
+        """Sets the step's learning rate, clips, and drops the gradient of a step that is not finite."""
         rate = learning_rate(self.run, self.global_step)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -72,7 +73,7 @@ class LitLanguageModel(L.LightningModule):
         loss, stopping = self.trainer.strategy.reduce(torch.stack([loss, loss.new_tensor(self.stop.made)]))
         self.stopping = stopping.item() > 0
         self.last = {"train/loss": loss.item(), "train/lr": rate, "train/grad_norm": norm.item()}
-        if torch.isfinite(norm):
+        if torch.isfinite(norm) and torch.isfinite(loss):
             self.skipped_in_a_row = 0
             return
         optimizer.zero_grad(set_to_none=True)  # AdamW leaves a parameter without a gradient alone
@@ -80,9 +81,7 @@ class LitLanguageModel(L.LightningModule):
         self.skipped_in_a_row += 1
         self.last["train/skipped"] = self.skipped
         if self.skipped_in_a_row >= MAX_SKIPPED:
-            raise Diverged(
-                f"no finite gradient in {MAX_SKIPPED} steps in a row, up to step {self.global_step + 1}"
-            )
+            raise Diverged(f"not finite for {MAX_SKIPPED} steps in a row, up to step {self.global_step + 1}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["skipped"] = (self.skipped, self.skipped_in_a_row)
