@@ -136,6 +136,20 @@ def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(cell):
     assert ddp == pytest.approx(fsdp, rel=1e-5)
 
 
+def test_the_rank_that_fails_says_why_and_not_those_that_it_leaves(cell):
+    broken = POISON.replace("import os", "import os, pathlib").replace(
+        'return loss * float("nan")', 'return pathlib.Path("gone").read_text()'
+    )
+    words, record = cell("broken", TWO, [sys.executable, "-c", broken])
+    done = subprocess.run(words, cwd=record.folder.parents[2], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    failed = json.loads((record.folder / "failed.json").read_text())
+    assert failed == {
+        "error": "rank 1: FileNotFoundError: [Errno 2] No such file or directory: 'gone'",
+        "step": 3,
+    }
+
+
 def test_ranks_started_at_once_open_one_record(cell, alone):
     """A changed configuration is archived once, whoever comes first."""
     words, record = cell("changed", TWO | {"launcher": "torchrun"}, TORCHRUN, lr=1e-3)

@@ -186,9 +186,13 @@ def grouped() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
 def leads() -> bool:
     """Whether this is the rank that writes the record."""
-    return int(os.environ.get("RANK", 0)) == 0
+    return rank() == 0
 
 
 def share(answer: Callable[[], Answer]) -> Answer:

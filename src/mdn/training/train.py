@@ -98,8 +98,10 @@ def _train(
         if launch.leads():
             _finish(record, module, weights)
     except Exception as error:
-        if launch.leads():
-            error_line = " ".join(f"{type(error).__name__}: {error}".split())
+        # The first rank to say so is the one that failed; the others fail because it has left, or hang.
+        if not failed.exists():
+            rank = f"rank {launch.rank()}: " if launch.grouped() else ""
+            error_line = rank + " ".join(f"{type(error).__name__}: {error}".split())
             with suppress(OSError):  # the disk may be what failed
                 write_json(failed, {"error": error_line, "step": trainer.global_step})
         mirror.stop()
