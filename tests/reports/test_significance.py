@@ -4,7 +4,7 @@ import random
 from statistics import pstdev
 
 import pytest
-from scipy.stats import binomtest, norm
+from scipy.stats import binomtest, norm, permutation_test
 
 from mdn.reports.significance import mcnemar, paired, scores
 
@@ -36,15 +36,30 @@ def test_thousands_of_changed_answers_are_a_finite_number_of_errors():
 
 def test_the_error_of_paired_scores_is_that_over_all_exchanges_of_the_two():
     chance = random.Random(1)
-    a, b = ([chance.random() for _ in range(9)] for _ in range(2))
+    a, b = ([chance.random() for _ in range(13)] for _ in range(2))
     gaps = [y - x for x, y in zip(a, b, strict=True)]
     exchanged = [
         mean([sign * gap for sign, gap in zip(signs, gaps, strict=True)])
-        for signs in itertools.product((1, -1), repeat=9)
+        for signs in itertools.product((1, -1), repeat=13)
     ]
     z, told = paired(row(mean(a)), row(mean(b)), samples(a), samples(b))
     assert z == pytest.approx(mean(gaps) / pstdev(exchanged))
-    assert told == f"9 items: {sum(gap > 0 for gap in gaps)} up, {sum(gap < 0 for gap in gaps)} down"
+    assert told == f"13 items: {sum(gap > 0 for gap in gaps)} up, {sum(gap < 0 for gap in gaps)} down"
+
+
+@pytest.mark.parametrize(
+    "gaps", [[0.5] * 4, [-0.5] * 7, [0.1, 0.4, -0.2, 0.0, 0.9], [0.3, -0.3], [0.25] * 12]
+)
+def test_few_items_have_the_probability_of_the_exact_test(gaps):
+    """Four items that all went up are no star: one in eight would by chance."""
+    a = [0.125 * (n % 3) for n in range(len(gaps))]
+    b = [x + gap for x, gap in zip(a, gaps, strict=True)]
+    z, _ = paired(row(mean(a)), row(mean(b)), samples(a), samples(b))
+    exact = permutation_test(
+        (b, a), lambda x, y: math.fsum(x) - math.fsum(y), permutation_type="samples", vectorized=False
+    )
+    assert 2 * norm.sf(abs(z)) == pytest.approx(exact.pvalue)
+    assert z * math.fsum(gaps) >= 0
 
 
 def test_items_that_are_all_alike_have_no_error():

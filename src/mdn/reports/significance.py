@@ -7,6 +7,7 @@ from statistics import NormalDist
 from typing import Any
 
 Row = Mapping[str, Any]  # of results, or a sample
+FEW = 12  # items that differ, up to which all their signs are counted: 4096 sums
 ITEMS = ("task_hash", "data", "limit", "n", "window")  # results that agree in these are of the same items
 # How a result comes from the mean of its samples, and whether it grows with it.
 FROM_MEAN: tuple[tuple[Callable[[float], float], int], ...] = (
@@ -23,8 +24,9 @@ def paired(a: Row, b: Row, of_a: Sequence[Row], of_b: Sequence[Row]) -> tuple[fl
     a, b: rows of results; of_a, of_b: samples of their task. None unless they are of the same items and the
     samples give the results.
 
-    The error is that of a mean whose items' differences could as well have had the other sign: the root of
-    their sum of squares. Where an item is right or wrong, it is McNemar's exact test.
+    The items' differences could as well have had the other sign. The error of their sum is then the root of
+    the sum of their squares; of few items, where the sum is far from normal, all signs are counted. Where an
+    item is right or wrong, it is McNemar's exact test.
     """
     mine, other = scores(a, of_a), scores(b, of_b)
     same = all(a.get(key) == b.get(key) for key in ITEMS)
@@ -37,6 +39,8 @@ def paired(a: Row, b: Row, of_a: Sequence[Row], of_b: Sequence[Row]) -> tuple[fl
     told = f"{len(gaps)} items: {up} up, {down} down"
     if {*mine, *other} <= {0, 1}:
         return mcnemar(up, down), told
+    if up + down <= FEW:
+        return exchange(gaps), told
     return math.fsum(gaps) / math.hypot(*gaps), told
 
 
@@ -65,7 +69,20 @@ def _score(metric: str, sample: Row) -> tuple[Any, float]:
 def mcnemar(up: int, down: int) -> float:
     """The two-sided exact test of `up` against `down` as the standard errors with the same probability."""
     n, most = up + down, max(up, down)
-    tail = sum(math.comb(n, k) for k in range(most, n + 1)) / 2**n
+    return _errors(sum(math.comb(n, k) for k in range(most, n + 1)) / 2**n, up - down)
+
+
+def exchange(gaps: Sequence[float]) -> float:
+    """The two-sided exact test of the sum of `gaps` against all their signs, as `mcnemar`."""
+    sums, total = [0.0], math.fsum(gaps)
+    for gap in filter(None, gaps):
+        sums = [found + side for found in sums for side in (gap, -gap)]
+    least = abs(total) - 1e-9 * max(sums)
+    return _errors(sum(found >= least for found in sums) / len(sums), total)
+
+
+def _errors(tail: float, sign: float) -> float:
+    """The standard errors beyond which `tail` of a normal distribution lies."""
     if tail >= 0.5:
         return 0.0
-    return math.copysign(NormalDist().inv_cdf(max(tail, sys.float_info.min)), up - down)
+    return math.copysign(NormalDist().inv_cdf(max(tail, sys.float_info.min)), sign)
