@@ -29,6 +29,28 @@ def test_only_models_with_a_value_of_ours_have_a_row(params: Params, made: Path,
     assert across(read_grids(params, tmp_path)) is None
 
 
+def test_an_empty_cell_says_why(params: Params, made: Path):
+    table = across(read_grids(params, made))
+    assert table is not None
+    rows = {name: cells for name, (_, cells) in zip(table.table.rows, table.rows, strict=True)}
+    keys = [column.key for column in table.table.columns]
+    notes = {key: cell.row["note"] for key, cell in zip(keys, rows["mdn-no-correction"], strict=True)}
+    assert notes["400m_lm_average"] == "not listed in runs.400m"
+    assert notes["1b3_lm_average"] == "in no table of this scale"
+    assert all(cell.ok or cell.row["note"] for cells in rows.values() for cell in cells)
+
+
+def test_a_cell_that_was_not_evaluated_keeps_its_own_reason(params: Params, runs: Path):
+    (runs / "smoke/mdn-tau-d/evaluation/commonsense.json").unlink()
+    table = across(read_grids(params, runs))
+    assert table is not None
+    cells = dict(zip(table.table.rows, table.rows, strict=True))["mdn-tau-d"][1]
+    found = {cell.row["column"]: cell for cell in cells}["lm_average"]
+    assert found.row["status"] == "missing"
+    assert "without a value: HellaSwag" in found.row["note"]
+    assert found.row["command"] == "dvc repro evaluate-smoke@mdn-tau-d-commonsense"
+
+
 def test_the_best_is_that_of_the_column(params: Params, made: Path):
     table = across(read_grids(params, made))
     assert table is not None

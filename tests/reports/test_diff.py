@@ -36,10 +36,59 @@ def test_only_what_differs_is_listed(runs: Path):
 def test_results_come_with_their_difference_in_standard_errors(runs: Path):
     text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
     rows = {(row[0], row[1]): row[2:] for row in section(text, "Results")}
-    a, b, gap, errors, judged = rows["piqa", "acc"]
-    assert (a, b, gap) == ("0.28 ± 0.04 (n = 40)", "0.33 ± 0.04 (n = 40)", "+0.05")
+    a, b, gap, errors, judged = rows["piqa", "acc, %"]
+    assert (a, b, gap) == ("27.50 ± 4.00 (n = 40)", "32.50 ± 4.00 (n = 40)", "+5.00")
     assert (errors, judged) == ("+0.88", "two errors")  # 0.05 / (0.04 √2)
     assert rows["heldout_wiki", "perplexity"][-2:] == ["–", "–"]  # no standard error there
+
+
+def change(run: Path, suite: str, task: str, **values: object) -> None:
+    """Overwrites what a run's evaluation says of a task."""
+    path = run / "evaluation" / f"{suite}.json"
+    found = json.loads(path.read_text())
+    for row in found["results"]:
+        if row["task"] == task:
+            row |= values
+    path.write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("task", "a", "b", "told"),
+    [
+        # accuracies in per cent as in the report: half a point of a thousand items is no 0.01
+        ("lambada_openai", (0.4942, 0.0158), (0.4991, 0.0158), ["49.42 ± 1.58", "49.91 ± 1.58", "+0.49"]),
+        ("lambada_openai", (0.00125, 0.001), (0.0, 0.0), ["0.13 ± 0.10", "0.00 ± 0.00", "−0.13"]),
+        # everything else to two digits of its error, or of the difference
+        ("heldout_c4", (9377.4, 788.31), (9552.6, 834.45), ["9377 ± 788", "9553 ± 834", "+175"]),
+        ("heldout_c4", (8.6158, None), (8.6192, None), ["8.6158", "8.6192", "+0.0034"]),
+        ("heldout_c4", (0.99842, None), (0.99842, None), ["0.9984", "0.9984", "0"]),
+        ("heldout_c4", (41.7, 0.9), (41.7004, 0.9), ["41.70 ± 0.90", "41.70 ± 0.90", "+4.0e-4"]),
+        ("heldout_c4", (8.9e14, 1e14), (1.0, 0.5), ["8.90e14 ± 1.00e14", "1.00 ± 0.50", "−8.90e14"]),
+    ],
+)
+def test_a_difference_is_never_lost_in_rounding_nor_drowned_in_digits(runs: Path, task, a, b, told):
+    for name, (value, stderr) in (("gdn", a), ("mdn", b)):
+        change(runs / "smoke" / name, "lm", task, value=value, stderr=stderr, n=None)
+    text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
+    found = [row for row in section(text, "Results") if row[0] == task][-1]
+    assert found[2:5] == told
+
+
+def test_a_metric_that_was_not_finite_is_listed(runs: Path):
+    change(runs / "smoke/mdn", "lm", "heldout_c4", value=None)
+    for a, b in (("gdn", "mdn"), ("mdn", "gdn")):
+        text = diff(read(runs / "smoke" / a), read(runs / "smoke" / b))
+        row = next(row for row in section(text, "Results") if row[0] == "heldout_c4")
+        assert row[2:].count("not finite") == 1
+        assert row[4:] == ["–", "–", "–"]
+
+
+def test_what_two_results_were_not_measured_alike_in_is_said(runs: Path):
+    change(runs / "smoke/mdn", "commonsense", "piqa", task_hash="another", data="another")
+    text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
+    judged = {row[0]: row[-1] for row in section(text, "Results")}
+    assert judged["piqa"] == "two errors; other task, items"
+    assert judged["boolq"] == "two errors"
 
 
 def answer(run: Path, right: list[int], task: str = "piqa", metric: str = "acc") -> None:
@@ -75,18 +124,18 @@ def test_the_log_is_compared_at_steps_that_both_have(runs: Path):
     assert (steps[0], steps[-1]) == (1, 60)
     assert 5 not in steps  # not finite there
     for _, a, b, gap in rows:
-        assert float(gap) == pytest.approx(float(b) - float(a), abs=2e-4)
+        assert float(gap.replace("−", "-")) == pytest.approx(float(b) - float(a), abs=2e-4)
 
 
 def test_a_run_is_the_same_as_itself(runs: Path):
     text = diff(read(runs / "smoke/mdn"), read(runs / "smoke/mdn"))
     assert text.count("\n\nthe same\n") == 2
-    assert all(row[4] == "+0.00" for row in section(text, "Results"))
+    assert all(row[4] == "0" for row in section(text, "Results"))
 
 
 def test_a_failed_run_says_why(runs: Path):
     text = diff(read(runs / "smoke/mdn"), read(runs / "smoke/mdn-no-momentum"))
-    assert "smoke/mdn-no-momentum failed: loss is <nan> & not finite" in text
+    assert "smoke/mdn-no-momentum failed: `loss is <nan> & not finite`" in text
     assert "no metric that both have" in text
 
 
@@ -124,8 +173,8 @@ def test_what_is_beyond_chance_is_marked_and_counted(runs: Path):
     shift(runs / "smoke/mdn", 0.16)  # 0.05 + 0.16 = 0.21 are 3.7 standard errors of 0.04 √2
     text = diff(read(runs / "smoke/gdn"), read(runs / "smoke/mdn"))
     rows = {(row[0], row[1]): row[-2] for row in section(text, "Results")}
-    assert rows["piqa", "acc"] == "+3.71 \\*\\*\\*"
-    assert rows["lambada_openai", "acc"] == "+0.88"
+    assert rows["piqa", "acc, %"] == "+3.71 \\*\\*\\*"
+    assert rows["lambada_openai", "acc, %"] == "+0.88"
     marked = [value for value in rows.values() if value.endswith("*")]
     judged = [value for value in rows.values() if value != "–"]
     assert f"{len(marked)} of {len(judged)} differences are beyond 1.96 standard errors" in text
@@ -140,7 +189,7 @@ def test_folders_of_runs_are_paired_by_name_and_only_differences_are_listed(runs
     assert text.startswith("# smoke against other\n")
     assert [row[0] for row in section(text, "Runs")] == ["kda"]
     assert {row[0] for row in section(text, "Results")} == {"mdn"}
-    assert {row[2] for row in section(text, "Results")} == {"acc", "acc_norm"}
+    assert {row[2] for row in section(text, "Results")} == {"acc, %", "acc_norm, %"}
     assert section(text, "Configuration") == []
 
 
@@ -231,7 +280,7 @@ def test_two_revisions(repository: Path, capsys):
     assert [row[0] for row in section(text, "Runs")] == ["smoke/kda"]
     assert ["smoke/mdn", "lr", "0.003", "0.001"] in section(text, "Configuration")
     assert {row[0] for row in section(text, "Results")} == {"smoke/gdn"}
-    assert "mdn-no-momentum of HEAD~1 failed: loss is <nan>" in text
+    assert "mdn-no-momentum of HEAD~1 failed: `loss is <nan>`" in text
 
     # against the runs as they are now, written with its figure
     shift(repository / "runs/smoke/mdn", 0.16)

@@ -1,6 +1,7 @@
 """Fig. 6 and its tables from made-up records of a card."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_ratios_and_failures_are_in_the_table_of_trainings(params: Params, resul
     mdn = rows["MDN", "4 × 4096"]
     assert (mdn["Tokens/s to GDN's"], mdn["Tokens/s to GDN (FLA)'s"]) == ("0.984", "1.025")
     assert mdn["Peak to GDN (FLA)'s"] == "1.002"
+    published = {title: row["Paper's GB"] for (title, at), row in rows.items() if at == "4 × 4096"}
+    assert published.pop("GDN (FLA)") == ""
+    assert published == {
+        "Transformer": "33.00",
+        "Mamba2": "37.21",
+        "GDN": "39.38",
+        "Comba": "42.34",
+        "KDA": "39.22",
+        "MDN": "44.89",
+        "MDN (residuals computed again)": "41.25",
+    }
     assert (mdn["Tokens/s"], mdn["p20 to p80"]) == ("48216", "47739 to 48703")
     assert rows["KDA", "1 × 16384"]["Tokens/s"] == "failed: OutOfMemoryError: CUDA out of memory"
     best = {(training.rows[n][0], training.rows[n][1]) for n, _ in training.best}
@@ -133,6 +145,7 @@ def test_what_was_not_measured_is_no_part_of_the_figure(params: Params, results:
 
     (figure,) = keep(("train/4x4096", "prefill"))
     assert [panel.series[0].xs for panel in figure.readings.panels] == [["4K × 4"], ["4K × 4"]]
+    assert figure.title == "Fig. 6: training throughput and memory (1.3B scale)"
     assert keep(("prefill",)) == []
 
 
@@ -141,8 +154,10 @@ def test_the_page_has_figure_tables_and_records_and_is_the_same_twice(
 ):
     pages = [render(params, tmp_path / "runs", tmp_path / f"out{n}", results).read_text() for n in (1, 2)]
     assert pages[0] == pages[1]
-    assert 'id="efficiency-1b3-decoding"' in pages[0]
+    assert 'id="table-efficiency-1b3-decoding"' in pages[0]
     assert "results/2026-11-30-h200" in pages[0]
+    ids = re.findall(r'<(?:article|figure|section) id="([^"]+)"', pages[0])
+    assert len(ids) == len({*ids})
     assert (tmp_path / "out1" / "figures" / "efficiency-1b3.csv").exists()
     assert (tmp_path / "out1" / "tables" / "efficiency-1b3-rest.md").exists()
 

@@ -65,7 +65,7 @@ def test_the_table_has_every_cell_and_why_one_failed(params, results):
 def test_figure_and_table_are_written_and_on_the_page(params, results):
     few = replace(params, scales={"1b3": params.scales["1b3"]})
     page = render(few, results / "runs", results / "reports", results / "results").read_text()
-    assert page.index('id="scaling-1b3"') < page.index('id="scaling-cells"')
+    assert page.index('id="scaling-1b3"') < page.index('id="table-scaling-cells"')
     written = results / "reports" / "figures" / "scaling-1b3.csv"
     assert "0.9" in written.read_text()
     assert "status 1: out of memory" in (results / "reports" / "tables" / "scaling-cells.md").read_text()

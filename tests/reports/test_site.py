@@ -63,6 +63,11 @@ def page(source: str) -> Page:
     return Page(source)
 
 
+def test_a_published_value_keeps_its_last_digit(page: Page):
+    told = {cell["Paper"] for cell in page.cells if "Paper" in cell}
+    assert {"38.60", "32.80", "NaN at step 70"} <= told
+
+
 def test_page_nests_and_its_ids_are_unique(page: Page):
     assert len(page.ids) == len(set(page.ids))
 

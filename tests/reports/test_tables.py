@@ -7,7 +7,7 @@ import pytest
 from mdn.config import Params
 from mdn.reports.frame import frame, layout
 from mdn.reports.runs import read_runs
-from mdn.reports.tables import Grid, grids, latex, markdown, number, signed, tex
+from mdn.reports.tables import Grid, error, grids, latex, markdown, number, signed, tex
 
 
 def formatted(params: Params, root: Path) -> dict[str, Grid]:
@@ -39,6 +39,43 @@ def test_numbers_keep_what_can_be_read_and_never_vanish(value, text):
 
 def test_differences_carry_their_sign():
     assert (signed(0.08), signed(-13.484), signed(0.0)) == ("+0.08", "−13.48", "+0.00")
+
+
+@pytest.mark.parametrize(
+    ("stderr", "value", "text"),
+    [
+        (830.52, 9524.0, "831"),
+        (1017.3, 6691.0, "1017"),
+        (0.0, 12.5, "0.00"),
+        (0.3, 1234.0, "0.30"),
+        (7.774, 16.67, "7.77"),
+        (1e-3, 0.0, "1.0e-3"),
+        (2e6, 3e6, "2.00e6"),
+    ],
+)
+def test_an_error_has_no_more_digits_than_its_value(stderr, value, text):
+    assert error(stderr, value) == text
+
+
+def test_markdown_lets_no_tag_of_html_through(params: Params, runs: Path):
+    text = markdown(formatted(params, runs)["table4-ablations-smoke"])
+    assert "training failed at step 17: loss is &lt;nan> & not finite" in text
+    assert "<" not in text
+
+
+def test_notes_name_where_the_papers_values_stand(params: Params, runs: Path):
+    found = formatted(params, runs)
+    assert "paper: Table 2, PDF p. 8" in found["table2-400m"].notes()
+    assert "paper: Table 4, PDF p. 9; Table 6, PDF p. 25" in found["table4-ablations-400m"].notes()
+    assert any("13.40, 11.45 and 8.95 above the best other" in note for note in found["niah-1b3"].notes())
+    assert not any(note.startswith("paper") for note in found["table2-smoke"].notes())
+
+
+def test_table_3_names_the_window_where_it_is_not_the_papers(params: Params, runs: Path):
+    found = formatted(params, runs)
+    assert found["table3-1b3"].table.title == "Table 3: LongBench at 16K"
+    window = params.scales["smoke"].evaluation.longbench_window
+    assert found["table3-smoke"].table.title == f"Table 3: LongBench in windows of {window} tokens"
 
 
 def test_best_follows_the_direction_of_its_column(params: Params, runs: Path):

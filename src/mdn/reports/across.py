@@ -11,13 +11,16 @@ def across(grids: list[Grid]) -> Grid | None:
     """A row for each model with a value of ours in any of `grids`, published ones beside it; None without."""
     titles: dict[str, str] = {}
     scales: dict[str, str] = {}
+    shown: set[tuple[str, str]] = set()  # columns with a number, ours or the paper's
     found: dict[tuple[str, str, str], Cell] = {}
     for grid in grids:
         for name, (title, cells) in zip(grid.table.rows, grid.rows, strict=True):
             for column, cell in zip(grid.table.columns, cells, strict=True):
-                if column in COLUMNS and (cell.ok or cell.published):
+                if column in COLUMNS:
                     scales[grid.scale] = grid.scale_title
                     found.setdefault((grid.scale, name, column.key), cell)
+                    if cell.ok or cell.published:
+                        shown.add((grid.scale, column.key))
                     if cell.ok:
                         titles[name] = title
     if not titles:
@@ -25,7 +28,7 @@ def across(grids: list[Grid]) -> Grid | None:
     heads, columns = [], []
     for scale, title in scales.items():
         for column in COLUMNS:
-            if any(key[0] == scale and key[2] == column.key for key in found):
+            if (scale, column.key) in shown:
                 heads.append((scale, column.key))
                 columns.append(Column(f"{scale}_{column.key}", f"{title} {column.title}", unit=column.unit))
     lines = {
@@ -50,4 +53,5 @@ def across(grids: list[Grid]) -> Grid | None:
 
 def _absent(title: str) -> dict[str, object]:
     """A cell of a model without this column at this scale."""
-    return dict.fromkeys(SCHEMA) | {"title": title, "status": NOT_RUN, "row": "", "scale": "", "column": ""}
+    told = {"title": title, "status": NOT_RUN, "note": "in no table of this scale"}
+    return dict.fromkeys(SCHEMA) | told | {"row": "", "scale": "", "column": ""}

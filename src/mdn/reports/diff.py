@@ -5,15 +5,17 @@ A side is one run, all runs of a folder, or all runs of a git revision; runs are
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import hypot, isclose
+from decimal import Decimal
+from math import floor, hypot, isclose, log10
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from mdn.reports.layout import SHARES
 from mdn.reports.runs import Run, read_run, recorded, results
 from mdn.reports.significance import paired
-from mdn.reports.tables import number, signed
+from mdn.reports.tables import fixed, markdown_line, signed
 from mdn.tracking.record import ARCHIVE, flat
 
 CURVE_ROWS = 10  # steps of the loss table
@@ -85,7 +87,7 @@ def diff(a: Side, b: Side) -> str:
         lines += _table("Runs", ["run", "a", "b"], list(_states(a, b)), "the same runs")
     failures = [(run, side) for name in both for run, side in zip(both[name], (a, b), strict=True)]
     lines += [
-        f"{side.title if single else f'{run.name} of {side.title}'} failed: {run.failure['error']}\n"
+        f"{side.title if single else f'{run.name} of {side.title}'} failed: `{run.failure['error']}`\n"
         for run, side in failures
         if run.failure
     ]
@@ -185,28 +187,45 @@ def _results(a: Run, b: Run) -> Iterator[Result]:
         if key not in other:
             continue
         left, right = mine[key], other[key]
+        _, task, metric = key
+        lead = [task, f"{metric}, %" if metric in SHARES else metric]
         if left["value"] is None or right["value"] is None:
+            told = ["not finite" if side["value"] is None else _with_error(side, 4) for side in (left, right)]
+            yield Result([*lead, *told, "–", "–", "–"], left["value"] != right["value"], None, False)
             continue
         gap = right["value"] - left["value"]
-        _, task, metric = key
         found = paired(left, right, *(side.get(key[:2], []) for side in samples))
-        z, how = found or _independent(gap, left["stderr"], right["stderr"])
+        z, how = found or _independent(left, right)
+        places = _places(left, right)
         cells = [
-            task,
-            metric,
-            *(_with_error(side) for side in (left, right)),
-            signed(gap),
-            "–" if z is None else f"{signed(z)} {mark(z)}".rstrip().replace("*", "\\*"),
+            *lead,
+            *(_with_error(side, places) for side in (left, right)),
+            _gap(100 * gap if metric in SHARES else gap, places),
+            "–" if z is None else f"{_gap(z, 2)} {mark(z)}".rstrip().replace("*", "\\*"),
             how,
         ]
         yield Result(cells, not isclose(left["value"], right["value"], rel_tol=1e-9), z, found is not None)
 
 
-def _independent(gap: float, *errors: float | None) -> tuple[float | None, str]:
-    """The difference in standard errors of two results whose errors have nothing to do with each other."""
-    known = [error for error in errors if error is not None]
-    spread = hypot(*known) if len(known) == len(errors) else 0.0
-    return (gap / spread, "two errors") if spread else (None, "–")
+def _independent(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[float | None, str]:
+    """The difference in standard errors of two results whose errors have nothing to do with each other, and
+    what they were not measured alike in."""
+    if a["stderr"] is None or b["stderr"] is None or not (spread := hypot(a["stderr"], b["stderr"])):
+        return None, "–"
+    names = {"task_hash": "task", "data": "items", "window": "window"}
+    other = [name for key, name in names.items() if a.get(key) != b.get(key)]
+    return (b["value"] - a["value"]) / spread, "; other ".join(
+        ["two errors", *filter(None, [", ".join(other)])]
+    )
+
+
+def _places(a: Mapping[str, Any], b: Mapping[str, Any]) -> int:
+    """Decimals that show two digits of the smaller error; of the difference, where there is no error."""
+    if a["metric"] in SHARES:
+        return 2
+    known = [error for error in (a["stderr"], b["stderr"]) if error]
+    least = min(known) if known else abs(b["value"] - a["value"]) or abs(a["value"]) / 100
+    return min(max(1 - floor(log10(least)), 0), 6) if least else 2
 
 
 def _rows(run: Run) -> Iterator[tuple[tuple[str, str, str], dict[str, Any]]]:
@@ -228,9 +247,19 @@ def _by_task(run: Run) -> dict[tuple[str, str], list[dict[str, Any]]]:
     return found
 
 
-def _with_error(row: Mapping[str, Any]) -> str:
-    error = "" if row["stderr"] is None else f" ± {number(row['stderr'])}"
-    return f"{number(row['value'])}{error}" + ("" if row["n"] is None else f" (n = {row['n']})")
+def _with_error(row: Mapping[str, Any], places: int) -> str:
+    shown = [value for value in (row["value"], row["stderr"]) if value is not None]
+    shift = 2 if row["metric"] in SHARES else 0
+    told = [fixed(float(Decimal(repr(value)).scaleb(shift)), places) for value in shown]
+    return " ± ".join(told) + ("" if row["n"] is None else f" (n = {row['n']})")
+
+
+def _gap(value: float, places: int) -> str:
+    """A difference with its sign, and never a zero that is none."""
+    if not value:
+        return "0"
+    text = fixed(value, places)
+    return signed(value) if not text.strip("-0.") else "−" + text[1:] if value < 0 else f"+{text}"
 
 
 def _curve(a: Run, b: Run, key: str) -> list[list[str]]:
@@ -241,7 +270,7 @@ def _curve(a: Run, b: Run, key: str) -> list[list[str]]:
     last = len(steps) - 1
     chosen = sorted({steps[round(n * last / (CURVE_ROWS - 1))] for n in range(CURVE_ROWS)})
     return [
-        [str(step), f"{mine[step]:.4f}", f"{other[step]:.4f}", f"{other[step] - mine[step]:+.4f}"]
+        [str(step), f"{mine[step]:.4f}", f"{other[step]:.4f}", _gap(other[step] - mine[step], 4)]
         for step in chosen
     ]
 
@@ -250,5 +279,4 @@ def _table(title: str, head: list[str], rows: list[list[str]], empty: str) -> li
     if not rows:
         return [f"## {title}", "", f"{empty}", ""]
     lines = [head, ["---"] * len(head), *rows]
-    escaped = [[cell.replace("|", "\\|") for cell in cells] for cells in lines]
-    return [f"## {title}", "", *("| " + " | ".join(cells) + " |" for cells in escaped), ""]
+    return [f"## {title}", "", *map(markdown_line, lines), ""]

@@ -83,7 +83,10 @@ def sheets(params: Params, runs: dict[tuple[str, str], Run]) -> list[Sheet]:
 def _training(scale: str, title: str, found: list[System]) -> Sheet:
     head = ["Model", "Sequences × tokens", "Tokens/s", "p20 to p80"]
     head += [f"Tokens/s to {name}'s" for name in BASELINES.values()]
-    head += ["MFU", "Peak GiB", "Peak to GDN (FLA)'s", "Estimated GiB", "Steps", "Kernel", "Hardware"]
+    head += ["MFU", "Peak GiB", "Peak to GDN (FLA)'s", "Estimated GiB"]
+    paper = published()["efficiency"]
+    memory = paper["memory_gb"] if scale == paper["scale"] else {}
+    head += [*(["Paper's GB"] if memory else []), "Steps", "Kernel", "Hardware"]
     rows: list[list[str]] = []
     speeds: dict[Shape, dict[int, float]] = {}
     for system in found:
@@ -107,6 +110,7 @@ def _training(scale: str, title: str, found: list[System]) -> Sheet:
                     _told(system.figure("train", shape, "peak_gib"), 1),
                     _ratio(found, system, "gdn-fla", shape, "peak_gib"),
                     _told(system.figure("train", shape, "estimated_gib"), 1),
+                    *([f"{memory.get(system.title, '')}"] if memory else []),
                     f"{system.figure('train', shape, 'samples'):.0f}",
                     ", ".join(system.run.manifest["kernels"].values()),
                     system.run.hardware,

@@ -11,6 +11,7 @@ from typing import Any
 
 from mdn.reports.figures import kernels
 from mdn.reports.figures.style import Drawing
+from mdn.reports.tables import markdown_line
 
 MEANING = {
     "recurrent": "the equations, token by token",
@@ -32,7 +33,7 @@ class Plain:
     def markdown(self) -> list[str]:
         rule = ["---"] * self.words + ["---:"] * (len(self.head) - self.words)
         lines = [self.head, rule, *self.rows]
-        return [f"## {self.title}", "", *("| " + " | ".join(cells) + " |" for cells in lines), ""]
+        return [f"## {self.title}", "", *map(markdown_line, lines), ""]
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ def report(record: dict[str, Any], only: list[str] | None = None) -> Report:
         f"{accuracy['dtype']} on {accuracy['device']} with torch {accuracy['torch']}; {shape['T']} tokens, "
         f"K = {shape['K']}, V = {shape['V']}; the reference is the step recurrence in float64.",
     ]
+    if record["timings"]:
+        said.append(
+            "Times are medians; to FLA: divided by the time of flash-linear-attention's gated delta rule on "
+            "the same shape. Kept: for the backward, inputs included; peak: above what was there before."
+        )
     return Report(said, tables, drawings)
 
 

@@ -82,6 +82,8 @@ LONGBENCH = tuple(
     )
 )
 LONGBENCH_AVERAGE = Column("longbench_average", "LongBench average", suite="longbench")
+# Metrics that are shares of one, and shown in per cent.
+SHARES = {"recall", *(column.metric for column in (*ACCURACIES, *RETRIEVAL, *LONGBENCH))}
 AVERAGES = {  # by key, what is averaged
     LM_AVERAGE.key: ACCURACIES,
     RETRIEVAL_AVERAGE.key: RETRIEVAL,
@@ -214,7 +216,9 @@ def tables(params: Params, scale: str, active: Iterable[str], published: dict[st
         found.append(build("table2", "Table 2: main results", SYSTEMS))
     if active & set(SYSTEMS) or "table3" in published:
         systems = tuple(name for name in SYSTEMS if name in params.models)
-        found.append(Table("table3", "Table 3: LongBench at 16K", systems, (*LONGBENCH, LONGBENCH_AVERAGE)))
+        window = params.scales[scale].evaluation.longbench_window
+        size = "at 16K" if window == 16384 else f"in windows of {window} tokens"
+        found.append(Table("table3", f"Table 3: LongBench {size}", systems, (*LONGBENCH, LONGBENCH_AVERAGE)))
     wanted = (active if "niah" in params.suites else set()) | (set(SYSTEMS) if "niah" in published else set())
     if wanted:
         length, columns = needles(params, scale)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from mdn.reports.tables import markdown_line, tex, tex_line
+from mdn.reports.tables import markdown_line, markdown_list, tex, tex_line
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sheet:
         for n, row in enumerate(self.rows):
             cells = [f"**{cell}**" if (n, m) in self.best else cell for m, cell in enumerate(row)]
             lines.append(markdown_line(cells))
-        return "\n".join([f"# {self.title}", "", *lines, "", *(f"- {note}" for note in self.notes), ""])
+        return "\n".join([f"# {self.title}", "", *lines, "", *markdown_list(self.notes), ""])
 
     def latex(self) -> str:
         """A `table` environment, shrunk to the line; needs booktabs and graphicx."""

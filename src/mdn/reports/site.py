@@ -203,7 +203,8 @@ def details(row: dict[str, Any], column: str) -> str:
         if row["n"] is None
         else f"{row['n']}" + (f" (limit {row['limit']})" if row["limit"] else ""),
         "Prompts cut": row["truncated"],
-        "Paper": row["published_text"] or row["published"],
+        "Paper": row["published_text"]
+        or (number(row["published"]) if row["published"] is not None else None),
         "Paper's source": row["published_source"],
         "Fingerprint": row["fingerprint"],
         "MLflow run": row["run_id"],

@@ -26,6 +26,21 @@ def number(value: float) -> str:
     return str(exact.quantize(Decimal(1 if abs(exact) >= 1000 else "0.01"), ROUND_HALF_UP))
 
 
+def fixed(value: float, places: int) -> str:
+    """So many decimals, halves away from zero; from a million on as `number`."""
+    exact = Decimal(repr(value))
+    return (
+        number(value)
+        if abs(exact) >= 10**6
+        else str(exact.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP))
+    )
+
+
+def error(stderr: float, value: float) -> str:
+    """The standard error of a value, to the digits in which `number` writes the value."""
+    return fixed(stderr, 0) if abs(value) >= 1000 and stderr >= 10 else number(stderr)
+
+
 def signed(value: float) -> str:
     """A difference with its sign; the minus is the typographic one."""
     text = number(value)
@@ -52,7 +67,9 @@ class Cell:
 
     @property
     def stderr(self) -> str:
-        return "± " + number(self.row["stderr"]) if self.ok and self.row["stderr"] is not None else ""
+        if not self.ok or self.row["stderr"] is None:
+            return ""
+        return "± " + error(self.row["stderr"], self.row["value"])
 
     @property
     def n(self) -> str:
@@ -115,6 +132,8 @@ class Grid:
                 place += [", ".join(columns)] if len(columns) < 6 or not place else []
             lines.append(f"{mark} ({'; '.join(place) or 'everywhere'}): {note}")
         lines += [f"{column.title}: {column.note}" for column in self.table.columns if column.note]
+        sources = [cell.row["published_source"] for _, cells in self.rows for cell in cells if cell.published]
+        lines += [f"paper: {'; '.join(dict.fromkeys(sources))}"] if sources else []
         lines += self.windows()
         most = ", ".join(map(str, self.limits()))
         return (
@@ -221,11 +240,16 @@ def markdown(grid: Grid) -> str:
             lines.append(markdown_line([f"{title}, paper", *(cell.published for cell in cells)]))
         if any(cell.gap for cell in cells):
             lines.append(markdown_line([f"{title}, gap", *(cell.gap for cell in cells)]))
-    return "\n".join([*lines, "", grid.legend(), "", *(f"- {note}" for note in grid.notes()), ""])
+    return "\n".join([*lines, "", grid.legend(), "", *markdown_list(grid.notes()), ""])
 
 
 def markdown_line(cells: list[str]) -> str:
+    """A line of a table; neither a bar nor a tag of HTML gets out of its cell."""
     return "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+
+
+def markdown_list(texts: list[str]) -> list[str]:
+    return ["- " + text.replace("<", "&lt;") for text in texts]
 
 
 def latex(grid: Grid) -> str:

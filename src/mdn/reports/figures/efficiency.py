@@ -29,6 +29,8 @@ PANELS = (
     Panel("Peak memory of training (GiB)", "tokens × sequences", "train", "peak_gib", 1),
 )
 
+TOLD = {"decode": "decoding", "train": "training throughput and memory"}
+
 
 def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
     """One figure for each scale with a record, of what was measured. Only the paper's 1.3B has one that is
@@ -38,7 +40,8 @@ def drawings(params: Params, runs: dict[tuple[str, str], Run]) -> list[Drawing]:
         measured = [system for system in systems(params, runs, scale) if system.run.metrics]
         panels = [panel for panel in PANELS if any(_values(panel, system, measured) for system in measured)]
         if panels:
-            title = f"decoding, training throughput and memory ({at.title} scale)"
+            told = dict.fromkeys(TOLD[panel.kind] for panel in panels)
+            title = f"{', '.join(told)} ({at.title} scale)"
             title = f"Fig. 6: {title}" if scale == "1b3" else f"In the form of Fig. 6: {title}"
             hardware = " · ".join(dict.fromkeys(system.run.hardware for system in measured))
             note = f"Measured on {hardware}."
