@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from mdn.cli import main
+from mdn.reports.figures.kernels import COLOURS as VERSION_COLOURS
+from mdn.reports.figures.kernels import colour
+from mdn.reports.figures.style import COLOURS
 from mdn.reports.kernels import error, report, timings
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +70,15 @@ def test_committed_timings_are_tables_and_pictures(record: dict):
         for point in s["points"]
     }
     assert f"{timed['forward_backward_ms_p50']:.5g}" in bars
+
+
+def test_an_operator_has_the_colour_of_its_model_and_no_version_has_it():
+    names = [version["name"] for version in VERSIONS]
+    others = ("triton.gated_delta_rule", "fla.gated_delta_rule", "triton.comba", "fla.comba")
+    assert colour(names, "triton.comba") == COLOURS["comba"]
+    assert colour(names, "triton.gated_delta_rule") == COLOURS["gdn"]
+    assert len({colour(names, name) for name in (*names, *others)}) == len(names) + len(others)
+    assert not {*VERSION_COLOURS} & {COLOURS[model] for model in COLOURS if model != "mdn"}
 
 
 def test_lengths_are_set_against_the_longest_of_their_heads_and_the_first_call_is_named(record: dict):

@@ -1,16 +1,23 @@
 """The versions of the momentum delta rule in pictures: errors over ranges of gates, and time on a GPU."""
 
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from mdn.reports.figures.style import COLOURS as MODELS
 from mdn.reports.figures.style import Drawing, look, written
 
-COLOURS = ("#7f7f7f", "#cc79a7", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9")
-GREYS = ("#9a9a9a", "#c4c4c4", "#6b6b6b")  # of other operators
+# Of the versions by age, none of them the colour of another model; the fastest has MDN's.
+COLOURS = ("#9a8c80", "#0072b2", "#8a3d00", "#f0a868", MODELS["mdn"], "#b5713f", "#c9b000")
+OTHERS = {
+    "gated_delta_rule": "gdn",
+    "comba": "comba",
+    "kda": "kda",
+    "ssd": "mamba2",
+}  # operators, their models
 MARKERS = "osD^vPX"
 NAMED = {
     "typical": "typical",
@@ -22,8 +29,14 @@ TOP = 1e11  # where "not finite" and anything beyond is drawn
 
 
 def colour(names: list[str], name: str) -> str:
-    """Of a version, by its age among all there are."""
-    return COLOURS[names.index(name) % len(COLOURS)]
+    """Of a version by its age, of another operator its model's, pale if it is FLA's; of any other grey."""
+    if name in names:
+        return COLOURS[names.index(name) % len(COLOURS)]
+    library, _, operator = name.rpartition(".")
+    red, green, blue = to_rgb(MODELS.get(OTHERS.get(operator, ""), "#7f7f7f"))
+    return to_hex(
+        ((1 + red) / 2, (1 + green) / 2, (1 + blue) / 2) if library == "fla" else (red, green, blue)
+    )
 
 
 def errors(record: dict[str, Any]) -> Drawing:
@@ -75,8 +88,6 @@ def speed(record: dict[str, Any], names: list[str]) -> Drawing | None:
         return None
     heads = list(dict.fromkeys(row["heads"] for row in rows))
     shown = list(dict.fromkeys(row["name"] for row in rows))
-    colours = dict(zip([name for name in shown if name not in names], cycle(GREYS), strict=False))
-    colours |= {name: colour(names, name) for name in shown if name in names}
     with look():
         figure = Figure(figsize=(8.4, 2.9), layout="constrained")
         panels = figure.subplots(1, len(heads), squeeze=False)[0]
@@ -91,7 +102,7 @@ def speed(record: dict[str, Any], names: list[str]) -> Drawing | None:
                 ]
                 values = [row["forward_backward_ms_p50"] for row in own]
                 if values:
-                    panel.bar(at, values, 0.92 * wide, color=colours[name], label=name)
+                    panel.bar(at, values, 0.92 * wide, color=colour(names, name), label=name)
             panel.set_xticks(range(len(shapes)), shapes)
             size_text = "{H} heads of {K} × {V}".format(**of[0])
             panel.set(title=f"Forward and backward, ms ({size}: {size_text})", xlabel="batch × tokens")
