@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,15 @@ def write_positions(folder: Path, losses: dict[int, float]) -> None:
 @pytest.fixture
 def suites(params: Params) -> Params:
     return replace(params, suites=["lm", "niah", "positions"])
+
+
+def test_perplexities_of_five_digits_leave_room_for_the_axis(suites: Params, runs: Path):
+    """Of each panel the width of its labels, and what is there: the gap to the panel before it."""
+    write_positions(runs / "smoke" / "mdn", {64: math.log(9000), 128: math.log(21000)})
+    (drawing,) = positions.drawings(suites, read_runs(suites, runs))
+    labels = re.findall(r">([\d.]+K?)</text>", drawing.svg)
+    assert "20K" in labels
+    assert not any(len(label) > 4 for label in labels)
 
 
 @pytest.fixture

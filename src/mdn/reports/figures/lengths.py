@@ -56,6 +56,8 @@ def panels(
         panel.set_xscale("log", base=2)
         panel.set_xticks(tokens, [short(n) for n in tokens])
         panel.minorticks_off()
+        if 1e4 <= panel.get_ylim()[1] < 1e6:  # five digits do not fit between the panels
+            panel.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:g}K")
     for panel in axes[len(curves) :]:
         panel.remove()
     for panel in axes[(rows - 1) * columns : len(curves)]:
