@@ -137,7 +137,7 @@ def test_a_training_that_was_cut_is_marked_and_explained(params: Params, tmp_pat
     assert runs["mqar-paper", "mdn/w256-lr1.0e-03-s1"].state == "unfinished"
     results, trainings, _ = sheets(params, runs)
     assert results.rows[0][0] == "MDN (cut)"
-    assert f"Cut: 1 × {reason}." in results.notes
+    assert f"MDN, width 256, seed 1: {reason}." in results.notes
     assert trainings.rows[0][:2] == ["mdn/w256-lr1.0e-03-s1", reason]
 
 

@@ -1,6 +1,5 @@
 """Multi-query associative recall in the report: which cells make up its figure, and its tables."""
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean
@@ -119,13 +118,13 @@ def _settings(params: Params, at: MqarScale) -> dict[str, str]:
         f"{shape.head_v / shape.head_k:g}",
         _list(at.widths),
         f"{data.vocabulary}",
-        ", ".join(f"{quantity(p.examples)} of {p.length} tokens, {p.pairs} pairs" for p in data.train),
+        "; ".join(f"{p.examples} of {p.length} tokens, {p.pairs} pairs" for p in data.train),
         ", ".join(f"{p.length}/{p.pairs}" for p in data.test)
         + f" (tokens/pairs), {_examples(data.test)} each",
         f"{at.training.epochs}",
         f"{at.training.batch}",
         f"validation accuracy > {at.training.stop_above:.0%}",
-        ", ".join(f"{lr:.1e}" for lr in at.lrs),
+        ", ".join(map(quantity, at.lrs)),
         _list(at.seeds),
         f"AdamW, weight decay {decay}, cosine over epochs to 0",
     )
@@ -164,7 +163,7 @@ def _results(scale: str, title: str, found: list[Sweep]) -> Sheet:
                 f"{sweep.width}",
                 *told,
                 number(mean(known)) if known else "not finished",
-                f"{sweep.chosen[0].config['lr']:.1e}" if sweep.chosen else "",
+                quantity(sweep.chosen[0].config["lr"]) if sweep.chosen else "",
                 _list(run.config["seed"] for run in sweep.chosen),
                 epochs,
                 "; ".join(dict.fromkeys(_kernels(run) for run in sweep.chosen)),
@@ -203,8 +202,11 @@ def _ends(values: Iterable[float]) -> list[float]:
 
 def _cuts(found: list[Sweep]) -> list[str]:
     """Trainings whose figures are those of a part of them."""
-    cuts = Counter(run.manifest["cut"] for sweep in found for run in sweep.chosen if run.manifest.get("cut"))
-    return [f"Cut: {count} × {cut}." for cut, count in sorted(cuts.items())]
+    cut = [(sweep, run) for sweep in found for run in sweep.chosen if run.manifest.get("cut")]
+    return [
+        f"{sweep.title}, width {sweep.width}, seed {run.config['seed']}: {run.manifest['cut']}."
+        for sweep, run in cut
+    ]
 
 
 def _trainings(params: Params, scale: str, title: str, found: list[Sweep]) -> Sheet:
