@@ -110,6 +110,46 @@ def test_a_cell_opens_its_provenance_and_a_head_sorts(opened):
     assert values() == sorted(values(), reverse=True)
 
 
+def test_plain_tables_sort_powers_of_ten_thousands_and_words(opened, rendered: Path):
+    page = opened()
+    page.evaluate(
+        """() => {
+          const cells = ["1,427", "710", "2e−7", "3e−8", "not finite", "", "6.7M", "12K", "−5", "95.8 %",
+            "4b52"];
+          const table = document.querySelector("#smoke-runs table");
+          const row = table.tBodies[0].rows[0];
+          table.tBodies[0].replaceChildren(...cells.map((text) => {
+            const copy = row.cloneNode(true);
+            copy.cells[4].textContent = text;
+            return copy;
+          }));
+        }"""
+    )
+    head = page.locator("#smoke-runs thead button", has_text="Tokens/s")
+    rising = ["−5", "3e−8", "2e−7", "95.8 %", "710", "1,427", "12K", "6.7M"]
+    for numbers, words in ((rising, ["4b52", "not finite"]), (rising[::-1], ["not finite", "4b52"])):
+        head.click()
+        shown = page.locator("#smoke-runs tbody tr td:nth-child(5)").all_inner_texts()
+        assert shown == [*numbers, *words, ""]
+
+
+def test_a_long_name_stays_in_its_column(opened):
+    page = opened(390)
+    page.evaluate(
+        "document.querySelector('#smoke-runs tbody th').textContent = 'transformer/w256-lr3.2e-03-s1'"
+    )
+    name, cell = page.locator("#smoke-runs tbody th").first, page.locator("#smoke-runs tbody td").first
+    text = page.evaluate(
+        """() => {
+          const range = document.createRange();
+          range.selectNodeContents(document.querySelector("#smoke-runs tbody th"));
+          return range.getBoundingClientRect().right;
+        }"""
+    )
+    assert text <= cell.bounding_box()["x"]
+    assert name.is_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_fits_a_phone(opened, scheme):
     page = opened(390, scheme)

@@ -2,7 +2,10 @@
 // Where the contents are above the page and not beside it, they start folded.
 document.querySelector("nav details").open = !matchMedia("(max-width: 62rem)").matches;
 
-// Sorting: numbers first and by size, rows without one last, in either direction.
+// Sorting: numbers first and by size, then words, cells without a value last, in either direction. A number may
+// have a power of ten, commas, a unit or an error behind it; digests and dates are words.
+const NUMBER = /^([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)([KMB]?)(?:$|[ %])/;
+const THOUSANDS = { "": 1, K: 1e3, M: 1e6, B: 1e9 };
 for (const table of document.querySelectorAll("table.sortable")) {
   table.tHead.addEventListener("click", (event) => {
     const head = event.target.closest("th");
@@ -13,14 +16,16 @@ for (const table of document.querySelectorAll("table.sortable")) {
     head.setAttribute("aria-sort", up ? "ascending" : "descending");
     const key = (row) => {
       const cell = row.cells[column];
-      if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
-      return cell.querySelector(".cell") ? "" : cell.textContent.trim();
+      if (cell.dataset.value !== undefined) return { value: Number(cell.dataset.value), text: "" };
+      const text = cell.querySelector(".cell") ? "" : cell.textContent.trim();
+      const found = NUMBER.exec(text.replaceAll("−", "-").replace(/,(?=\d{3})/g, ""));
+      return { value: found && Number(found[1]) * THOUSANDS[found[2]], text };
     };
     const compare = (a, b) => {
       const x = key(a), y = key(b);
-      if (x === "" || y === "") return (x === "") - (y === "");
-      const order = typeof x === "number" && typeof y === "number" ? x - y
-        : String(x).localeCompare(String(y), "en", { numeric: true });
+      if ((x.value === null) !== (y.value === null)) return (x.value === null) - (y.value === null);
+      if ((x.value === null) && (!x.text !== !y.text)) return !x.text - !y.text;
+      const order = x.value - y.value || x.text.localeCompare(y.text, "en", { numeric: true });
       return up ? order : -order;
     };
     body.append(...[...body.rows].sort(compare));
