@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mdn.config import Params, Shape, load
+from mdn.pattern import parse
 
 ROOT = Path(__file__).parent.parent
 TASKS = [
@@ -35,12 +36,16 @@ def everywhere(params: Params, wanted: int) -> Params:
     while len(models) * len(params.scales) < wanted:
         name = f"mdn-variant-{len(models)}"
         models[name] = replace(models["mdn"], title=f"MDN {len(models)}", base="mdn")
-    shapes = {
-        scale: {
-            name: params.shapes[scale].get(models[name].base or name, Shape(8, 4, 64, 64)) for name in models
-        }
-        for scale in params.scales
-    }
+
+    def shape(scale: str, name: str) -> Shape:
+        """Its own, or one that fits any pattern; Mamba2's heads make up its width."""
+        model, shapes = models[name], params.shapes[scale]
+        if own := shapes.get(model.base or name):
+            return own
+        wide = parse(model.pattern)[0] == "mamba2"
+        return replace(shapes["mamba2"], layers=8) if wide else Shape(8, 4, 64, 64)
+
+    shapes = {scale: {name: shape(scale, name) for name in models} for scale in params.scales}
     cells = {scale: {name: models[name].base or name for name in models} for scale in params.scales}
     return replace(params, models=models, shapes=shapes, runs=cells)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mdn.config import Params
+from mdn.config import Params, load
 from mdn.reports.render import render
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,17 @@ def test_all_outputs_are_there(rendered: Path):
     tables = {name for name in found if name.startswith("tables/")}
     assert {"tables/table2-smoke.md", "tables/table4-bounds-400m.tex", "tables/table2-1b3.csv"} <= tables
     assert not any(name.endswith(".tmp") for name in found)
+
+
+def test_the_benchmark_has_a_hundred_runs_of_the_projects_own_models_that_render(tmp_path: Path):
+    bench = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
+    params = bench["everywhere"](load(PARAMS), 100)
+    cells = [(scale, name) for scale in params.scales for name in params.models]
+    assert len(cells) >= 100
+    for scale, name in cells:
+        params.run(scale, name)  # raises where a shape fits no pattern
+    bench["write"](tmp_path / "runs" / "1b3" / "mamba2-h-3to1", params, "1b3", "mamba2-h-3to1", 20)
+    assert "1.3B scale" in render(params, tmp_path / "runs", tmp_path / "out").read_text()
 
 
 def test_tables_of_an_earlier_render_go_and_other_files_stay(params: Params, tmp_path: Path):
