@@ -27,51 +27,43 @@ def test_the_versions_here_are_right():
     assert set(found.values()) <= {True, None}  # None: needs a card
 
 
-def test_a_wrong_gradient_is_found_though_the_outputs_are_right(monkeypatch):
-    wrong = types.ModuleType("wrong_version")
+def registered(monkeypatch, name, forward, **changes):
+    """A version of the gated delta rule with this forward, else as `chunk`."""
+    module = types.ModuleType(f"{name}_version")
+    module.forward = forward
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    version = replace(registry.get("gated_delta_rule", "chunk"), name=name, module=module.__name__, **changes)
+    monkeypatch.setitem(registry._versions["gated_delta_rule"], name, version)
 
+
+def test_a_wrong_gradient_is_found_though_the_outputs_are_right(monkeypatch):
     def forward(q, k, v, log_alpha, beta, **keywords):
         return chunk.forward(q, k, v, log_alpha.detach() + 0 * log_alpha, beta, **keywords)
 
-    wrong.forward = forward
-    monkeypatch.setitem(sys.modules, "wrong_version", wrong)
-    bad = replace(registry.get("gated_delta_rule", "chunk"), name="wrong", module="wrong_version")
-    monkeypatch.setitem(registry._versions["gated_delta_rule"], "wrong", bad)
+    registered(monkeypatch, "wrong", forward)
     (finding,) = findings("gated_delta_rule wrong")
     assert finding.ok is False
     assert "dlog_alpha" in finding.text
 
 
 def test_a_wrong_gradient_of_the_normalisation_is_found(monkeypatch):
-    wrong = types.ModuleType("wrong_version")
-
     def forward(q, k, *others, normalize_qk, **keywords):
         if normalize_qk:
             q, k = F.normalize(q, dim=-1), k / k.detach().norm(dim=-1, keepdim=True)
         return chunk.forward(q, k, *others, normalize_qk=False, **keywords)
 
-    wrong.forward = forward
-    monkeypatch.setitem(sys.modules, "wrong_version", wrong)
-    bad = replace(registry.get("gated_delta_rule", "chunk"), name="wrong", module="wrong_version")
-    monkeypatch.setitem(registry._versions["gated_delta_rule"], "wrong", bad)
+    registered(monkeypatch, "wrong", forward)
     (finding,) = findings("gated_delta_rule wrong")
     assert finding.ok is False
     assert "dk" in finding.text
 
 
 def test_a_version_that_decodes_is_looked_at_for_one_token_without_gradients(monkeypatch):
-    step = types.ModuleType("step_version")
-
     def forward(q, *others, **keywords):
         assert q.shape[1] == 1
         return chunk.forward(q.detach(), *others, **keywords)
 
-    step.forward = forward
-    monkeypatch.setitem(sys.modules, "step_version", step)
-    version = replace(
-        registry.get("gated_delta_rule", "chunk"), name="step", module="step_version", decodes=True
-    )
-    monkeypatch.setitem(registry._versions["gated_delta_rule"], "step", version)
+    registered(monkeypatch, "step", forward, decodes=True)
     (finding,) = (x for x in findings("gated_delta_rule step") if x.subject.endswith("step"))
     assert finding.ok
 

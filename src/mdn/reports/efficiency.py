@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from mdn.config import Params
 from mdn.reports.frame import published
@@ -84,8 +85,7 @@ def _training(scale: str, title: str, found: list[System]) -> Sheet:
     head = ["Model", "Sequences × tokens", "Tokens/s", "p20 to p80"]
     head += [f"Tokens/s to {name}'s" for name in BASELINES.values()]
     head += ["MFU", "Peak GiB", "Peak to GDN (FLA)'s", "Estimated GiB"]
-    paper = published()["efficiency"]
-    memory = paper["memory_gb"] if scale == paper["scale"] else {}
+    memory = _paper(scale).get("memory_gb", {})
     head += [*(["Paper's GB"] if memory else []), "Steps", "Kernel", "Hardware"]
     rows: list[list[str]] = []
     speeds: dict[Shape, dict[int, float]] = {}
@@ -129,9 +129,15 @@ def _training(scale: str, title: str, found: list[System]) -> Sheet:
     return Sheet(f"efficiency-{scale}", text, head, rows, notes, frozenset(best))
 
 
-def _published(scale: str) -> list[str]:
+def _paper(scale: str) -> dict[str, Any]:
+    """What the paper prints of Fig. 6 at a scale, or nothing."""
     paper = published()["efficiency"]
-    if scale != paper["scale"]:
+    return paper if scale == paper["scale"] else {}
+
+
+def _published(scale: str) -> list[str]:
+    paper = _paper(scale)
+    if not paper:
         return []
     told = ", ".join(f"{name} {value}" for name, value in paper["memory_gb"].items())
     return [f"The paper's {paper['source']} (PDF p. {paper['page']}), {paper['note']}: {told}."]
