@@ -29,7 +29,7 @@ WHERE = [
     pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
 ]
 everywhere = pytest.mark.parametrize(("device", "dtype"), WHERE)
-LIMIT = {torch.float32: 1e-6, torch.bfloat16: 3e-3}
+LIMIT = {torch.float32: 1e-6, torch.bfloat16: 2**-9}  # bfloat16: half of its last digit
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
@@ -69,12 +69,13 @@ def check(x, dy):
     assert y.dtype == dx.dtype == x.dtype
     exact_y, exact_dx = results(l2norm, x.double(), dy.double())
     rates = torch.rsqrt(x.double().square().sum(-1) + 1e-6)
-    # Row by row, so that long ones do not hide short ones; |dx| is at most r |dy|.
-    for wrong, size in (
-        (y - exact_y, exact_y.norm(dim=-1)),
-        (dx - exact_dx, rates * dy.double().norm(dim=-1)),
+    # Row by row, so that long ones do not hide short ones. |dx| is at most r |dy|, and y, which is rounded,
+    # is twice in it.
+    for wrong, size, roundings in (
+        (y - exact_y, exact_y.norm(dim=-1), 1),
+        (dx - exact_dx, rates * dy.double().norm(dim=-1), 3),
     ):
-        assert (wrong.norm(dim=-1) <= LIMIT[x.dtype] * size).all()
+        assert (wrong.norm(dim=-1) <= 1.01 * roundings * LIMIT[x.dtype] * size).all()
 
 
 @everywhere
@@ -117,7 +118,7 @@ def test_gradients_reach_what_the_input_is_a_slice_of(device, dtype):
     dy = random(2, 5, 2, 12, device=device, dtype=dtype, seed=1)
     found = results(of_slice, whole, dy)
     for one, other in zip(found, results(of_slice, whole.double(), dy.double()), strict=True):
-        assert relative_error(one, other) < LIMIT[dtype]
+        assert relative_error(one, other) < 3 * LIMIT[dtype]
 
 
 @everywhere
@@ -151,4 +152,4 @@ def test_torch_compile_gets_torchs_own_form(device, dtype):
     x, dy = (random(1, 5, 2, 24, device=device, dtype=dtype, seed=seed) for seed in range(2))
     found = results(torch.compile(normalize, backend="aot_eager", fullgraph=True), x, dy)
     for one, other in zip(found, results(normalize, x, dy), strict=True):
-        assert relative_error(one, other) < LIMIT[dtype]
+        assert relative_error(one, other) < 3 * LIMIT[dtype]
