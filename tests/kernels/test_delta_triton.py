@@ -24,6 +24,7 @@ from mdn_kernels.testing import (
     errors,
     evaluate,
     make_inputs,
+    relative_error,
     tensor_arguments,
 )
 
@@ -218,7 +219,10 @@ def test_compiles_without_graph_breaks(op, device, dtype):
     tensors = leaves(op, device, dtype)
     expected = torch.autograd.grad(loss(tensors), list(tensors.values()))
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(torch.autograd.grad(compiled(tensors), list(tensors.values())), expected)
+    found = torch.autograd.grad(compiled(tensors), list(tensors.values()))
+    # Half precision: the norm is one kernel in eager mode and rounds once.
+    limit = 1e-5 if dtype == torch.float32 else 1e-2
+    assert max(map(relative_error, found, expected)) < limit
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 our mixers give the same outputs and gradients: on a card, or interpreted on the CPU in a process of its own.
 """
 
+import copy
 import os
 import subprocess
 import sys
@@ -194,6 +195,7 @@ def compare(name, device, T, limit, gradients=True):
     """Outputs, and gradients of all weights, of FLA's layer and of our mixer with its weights."""
     layer, mixer = (x.to(device) for x in fla_layer(name))
     layer.train(gradients)  # without: by the recurrence
+    exact = copy.deepcopy(mixer).to("cpu", torch.float64)
     generator = torch.Generator().manual_seed(1)
     x, dy = (torch.randn(2, T, 32, generator=generator).to(device) for _ in range(2))
     with (
@@ -208,8 +210,14 @@ def compare(name, device, T, limit, gradients=True):
     found = torch.autograd.grad(y, weights, dy.to(y.dtype))
     expected = torch.autograd.grad(expected, layers, dy.to(expected.dtype))
     expected = mixer_weights(name, dict(zip(theirs, expected, strict=True)))
-    wrong = {n: relative_error(g, expected[n]) for n, g in zip(names, found, strict=True)}
-    assert not {n: e for n, e in wrong.items() if e > limit}
+    exact_y = exact(x.to("cpu", torch.float64))[0]
+    exact = torch.autograd.grad(exact_y, list(exact.parameters()), dy.to("cpu", torch.float64))
+    for n, ours, right in zip(names, found, exact, strict=True):
+        # In half precision the gradients of a few numbers a head are sums that cancel: no further from
+        # float64 than FLA's are, which shall be those of the same function.
+        wrong = relative_error(expected[n].cpu(), right)
+        assert wrong < 5 * limit, n
+        assert relative_error(ours.cpu(), right) <= max(limit, wrong), n
 
 
 @pytest.mark.gpu

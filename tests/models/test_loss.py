@@ -21,6 +21,12 @@ def plain(hidden, weight, labels, reduction):
     return F.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten(), reduction=reduction)
 
 
+@pytest.fixture(autouse=True, params=[1, 8], ids="rows{}".format)
+def _alignment(request, monkeypatch):
+    """The head of eleven tokens as it is, and with more rows."""
+    monkeypatch.setitem(module.ALIGNMENT, "cpu", request.param)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("chunk", [1, 4, 21, 1000])
 def test_value_and_gradients_match_torch_for_every_chunk_size(reduction, chunk, monkeypatch):
