@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from mdn.models import loss as module
 from mdn.models.loss import cross_entropy
+from mdn_kernels.testing import relative_error
 
 
 def example(dtype=torch.float64, B=3, T=7, D=5, V=11):
@@ -98,3 +99,19 @@ def test_bad_arguments_are_named():
         cross_entropy(hidden, weight, labels[:, 1:])
     with pytest.raises(ValueError, match="'avg' is unknown"):
         cross_entropy(hidden, weight, labels, "avg")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True])
+def test_on_a_card_it_is_float64s(autocast, monkeypatch):
+    monkeypatch.setitem(module.CHUNK_BYTES, "cuda", 2 * 50 * 1024)  # chunks of 50, the last one smaller
+    hidden, weight, labels = (x.detach().cuda() for x in example(torch.float32, B=3, T=71, D=64, V=1001))
+    exact = [x.double().requires_grad_() for x in (hidden, weight)]
+    ours = [x.requires_grad_() for x in (hidden, weight)]
+    expected = plain(*exact, labels, "mean")
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        found = cross_entropy(*ours, labels)
+    limit = 1e-2 if autocast else 1e-5
+    assert relative_error(found.detach(), expected.detach()) < limit
+    for x, y in zip(torch.autograd.grad(found, ours), torch.autograd.grad(expected, exact), strict=True):
+        assert relative_error(x, y) < limit

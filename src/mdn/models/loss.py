@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mdn.mixers.base import precise
 
 IGNORED = -100
-CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**28}  # of a chunk's float32 logits; on a CPU they stay in its cache
+CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}  # of a chunk's logits; on a CPU they stay in its cache
 # W is a multiple of it. Tensor cores take rows of whole 16 bytes: with GPT-2's odd 50257 tokens cuBLAS falls
 # back to kernels of two generations ago, which made the head a fifth of a 1.3B training step on an H200.
 ALIGNMENT = {"cpu": 1, "cuda": 64}
@@ -47,17 +46,31 @@ def cross_entropy(
     return total if reduction == "sum" else total / (labels_N != IGNORED).sum().clamp(min=1)
 
 
-def _chunks(
-    hidden_ND: Tensor, weight_WD: Tensor, V: int, labels_N: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """(where, logits [C, W], −∞ from V on, labels [C]) of each chunk; ignored labels read 0."""
+def _chunks(hidden_ND: Tensor, weight_WD: Tensor, labels_N: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """(where, logits [C, W], labels [C]) of each chunk."""
     budget = CHUNK_BYTES.get(hidden_ND.device.type, CHUNK_BYTES["cuda"])
-    size = max(1, budget // (4 * V))
-    for start in range(0, hidden_ND.shape[0], size):
+    size = max(1, budget // (hidden_ND.element_size() * len(weight_WD)))
+    for start in range(0, len(hidden_ND), size):
         at = slice(start, start + size)
-        logits_CW = precise(hidden_ND[at] @ weight_WD.T)
-        logits_CW[:, V:] = -torch.inf
-        yield at, logits_CW, labels_N[at].clamp(min=0)
+        yield at, hidden_ND[at] @ weight_WD.T, labels_N[at]
+
+
+def _losses(logits_CW: Tensor, labels_C: Tensor, V: int, gradient: bool) -> tuple[Tensor, Tensor]:
+    """Losses [C], 0 where the label is ignored, and their gradient [C, W], which takes the logits' place."""
+    if logits_CW.is_cuda and logits_CW.dtype != torch.float64 and not torch.compiler.is_compiling():
+        from mdn_kernels.common import cross_entropy_triton
+
+        return cross_entropy_triton.losses(logits_CW, labels_C, V, gradient), logits_CW
+    softmax_CW, counts_C, labels_C1 = precise(logits_CW), labels_C != IGNORED, labels_C.clamp(min=0)[:, None]
+    softmax_CW[:, V:] = -torch.inf
+    softmax_CW.sub_(softmax_CW.amax(-1, keepdim=True))
+    picked_C = softmax_CW.gather(-1, labels_C1)[:, 0]
+    mass_C = softmax_CW.exp_().sum(-1)
+    losses_C = (mass_C.log() - picked_C) * counts_C
+    if gradient:
+        softmax_CW.mul_((counts_C / mass_C)[:, None])
+        softmax_CW.scatter_add_(-1, labels_C1, -counts_C[:, None].to(softmax_CW.dtype))
+    return losses_C, softmax_CW.to(logits_CW.dtype)
 
 
 def _aligned(weight_VD: Tensor) -> Tensor:
@@ -79,13 +92,8 @@ def _working(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _token_losses(hidden_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> Tensor:
-    parts = [
-        F.cross_entropy(logits_CW, labels_C, reduction="none")
-        for _, logits_CW, labels_C in _chunks(
-            _working(hidden_ND), _aligned(weight_VD), len(weight_VD), labels_N
-        )
-    ]
-    return torch.cat(parts).masked_fill_(labels_N == IGNORED, 0.0)
+    chunks = _chunks(_working(hidden_ND), _aligned(weight_VD), labels_N)
+    return torch.cat([_losses(logits, labels, len(weight_VD), False)[0] for _, logits, labels in chunks])
 
 
 class _SummedLoss(torch.autograd.Function):
@@ -96,17 +104,10 @@ class _SummedLoss(torch.autograd.Function):
         total = precise(hidden.new_zeros(()))
         grad_hidden = torch.empty_like(hidden) if differentiate else None
         grad_weight = weight.new_zeros(weight_WD.shape) if differentiate else None
-        for at, logits_CW, labels_C in _chunks(hidden_ND, weight_WD, len(weight), labels_N):
-            counts_C = labels_N[at] != IGNORED
-            # softmax in place of the logits, which are not needed again
-            logits_CW.sub_(logits_CW.amax(-1, keepdim=True))
-            picked_C = logits_CW.gather(-1, labels_C[:, None])[:, 0]
-            mass_C = logits_CW.exp_().sum(-1)
-            total += ((mass_C.log() - picked_C) * counts_C).sum()
+        for at, logits_CW, labels_C in _chunks(hidden_ND, weight_WD, labels_N):
+            losses_C, grad_CW = _losses(logits_CW, labels_C, len(weight), differentiate)
+            total += losses_C.sum()
             if grad_hidden is not None and grad_weight is not None:
-                logits_CW.mul_((counts_C / mass_C)[:, None])
-                logits_CW.scatter_add_(-1, labels_C[:, None], -counts_C[:, None].to(logits_CW.dtype))
-                grad_CW = logits_CW.to(hidden_ND.dtype)
                 grad_hidden[at] = grad_CW @ weight_WD
                 if grad_CW.dtype == grad_weight.dtype:
                     grad_weight.addmm_(grad_CW.T, hidden_ND[at])

@@ -48,8 +48,8 @@ def training_bytes(run: RunConfig, machine: Machine) -> dict[str, int]:
         "copies": 2 * copied,
         "activations": activations,
         "operator": max(workspace_bytes(run, name, machine.micro_batch) for name in mixers),
-        # logits, their exponentials and bfloat16 gradient; gradients of head and hidden states
-        "loss": 5 * CHUNK_BYTES["cuda"] // 2 + GPT2_VOCABULARY * D * 4 + 6 * D * N,
+        # logits; the head in bfloat16, its gradient and that of a chunk; gradient of the hidden states
+        "loss": CHUNK_BYTES["cuda"] + GPT2_VOCABULARY * D * 8 + 6 * D * N,
     }
     return parts | {"total": int(sum(parts.values()) * SLACK) + CONTEXT}
 
