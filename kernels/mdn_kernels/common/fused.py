@@ -1,13 +1,14 @@
-"""What stands around the operators in one kernel each way, by flash-linear-attention where it is trusted.
+"""What stands around the operators in one kernel each way: our own, or flash-linear-attention's where it is
+trusted.
 
-Only on CUDA, in half precision and in eager mode: elsewhere the callers' own torch says the same, and
-Inductor fuses that. All of them compute in float32 and round once, at the end.
+Only on CUDA and in eager mode: elsewhere the callers' own torch says the same, and Inductor fuses that. All
+of them compute in float32 and round once, at the end.
 
 B batch · T tokens · D channels · H heads · V value channels · W convolution width · N sequences
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 
@@ -22,9 +23,15 @@ from mdn_kernels.common.fla import INSTALL, trusted
 ENOUGH_TOKENS = 2048
 
 
+def launches(*tensors: Tensor) -> bool:
+    """Whether kernels of our own take these."""
+    eager = not torch.compiler.is_compiling() and all(x.is_cuda for x in tensors)
+    return eager and all(x.dtype != torch.float64 for x in tensors)
+
+
 def fuses(*tensors: Tensor) -> bool:
-    """Whether the functions here take these, [B, T, ...] each. Imports FLA when it first matters."""
-    if torch.compiler.is_compiling() or not all(x.is_cuda for x in tensors):
+    """Whether FLA's kernels take these, [B, T, ...] each. Imports FLA when it first matters."""
+    if not launches(*tensors):
         return False
     if {x.dtype for x in tensors} not in ({torch.bfloat16}, {torch.float16}) or not _modules():
         return False
@@ -33,16 +40,18 @@ def fuses(*tensors: Tensor) -> bool:
 
 
 def convolution_silu(
-    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, cu_seqlens: Tensor | None
-) -> Tensor:
-    """SiLU of `short_convolution` without a state, plus a bias."""
+    x_BTD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, cu_seqlens: Tensor | None, sizes: Sequence[int]
+) -> list[Tensor]:
+    """SiLU of `short_convolution` without a state, plus a bias, its channels in contiguous parts of `sizes`.
+
+    Raises:
+        ValueError: for invalid cu_seqlens.
+    """
+    from mdn_kernels.common import convolution_triton
+
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2])
-        # The same tensor in every layer: FLA goes by identity to remember where its chunks are, and counting
-        # them waits for the GPU.
-        cu_seqlens = cu_seqlens.to(x_BTD.device)
-    call = _modules()["convolution"]
-    return call(x_BTD, weight_DW, bias_D, activation="silu", cu_seqlens=cu_seqlens)[0]
+    return convolution_triton.convolution_silu(x_BTD, weight_DW, bias_D, cu_seqlens, sizes)
 
 
 def gated_rms_norm(x_BTHV: Tensor, gate_BTHV: Tensor, weight_V: Tensor, gate: str, eps: float) -> Tensor:
@@ -57,16 +66,15 @@ def swiglu(gate_BTD: Tensor, up_BTD: Tensor) -> Tensor:
 
 @cache
 def _modules() -> dict[str, Callable]:
-    """FLA's convolution, gated norm and SwiGLU, or nothing where it is not trusted."""
+    """FLA's gated norm and SwiGLU, or nothing where it is not trusted."""
     if not trusted():
         return {}
     try:
         return {
-            "convolution": import_module("fla.modules.causal_conv1d").causal_conv1d,
             "norm": import_module("fla.modules.norm.fused_norm_gate").rms_norm_gated,
             "swiglu": import_module("fla.modules.activations").swiglu,
         }
     except ImportError as error:  # another version of FLA, or a part of it
-        slower = "convolution, gated norm and SwiGLU stay in torch, which is slower"
+        slower = "gated norm and SwiGLU stay in torch, which is slower"
         warnings.warn(f"{slower}: {error}; {INSTALL}", stacklevel=3)
         return {}

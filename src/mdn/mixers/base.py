@@ -5,7 +5,7 @@ N sequences (B, or those packed along T when cu_seqlens is given)
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -142,20 +142,23 @@ class LinearMixer(Mixer):
 
 
 class ShortConvolution(nn.Module):
-    """Causal depthwise convolution over a few tokens, then SiLU."""
+    """Causal depthwise convolution over a few tokens, then SiLU; its channels come in parts of `sizes`."""
 
-    def __init__(self, channels: int, width: int, bias: bool = False):
+    def __init__(self, sizes: Sequence[int], width: int, bias: bool = False):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, width))
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.sizes = list(sizes)
+        self.weight = nn.Parameter(torch.empty(sum(sizes), width))
+        self.bias = nn.Parameter(torch.empty(sum(sizes))) if bias else None
 
-    def forward(self, x_BTC: Tensor, state: State | None, cu_seqlens: Tensor | None) -> tuple[Tensor, State]:
-        if state is None and fused.fuses(x_BTC):
-            return fused.convolution_silu(x_BTC, self.weight, self.bias, cu_seqlens), {}
+    def forward(
+        self, x_BTC: Tensor, state: State | None, cu_seqlens: Tensor | None
+    ) -> tuple[Sequence[Tensor], State]:
+        if state is None and fused.launches(x_BTC):
+            return fused.convolution_silu(x_BTC, self.weight, self.bias, cu_seqlens, self.sizes), {}
         y_BTC, last = short_convolution(x_BTC, self.weight, state["conv"] if state else None, cu_seqlens)
         if self.bias is not None:
             y_BTC = y_BTC + self.bias.to(y_BTC.dtype)
-        return F.silu(y_BTC), {"conv": last}
+        return F.silu(y_BTC).split(self.sizes, -1), {"conv": last}
 
 
 class QKV(nn.Module):
@@ -169,13 +172,13 @@ class QKV(nn.Module):
         self.shape = shape
         self.sizes = [shape.heads * shape.head_k, shape.heads * shape.head_k, shape.heads * shape.head_v]
         self.proj = nn.Linear(d_model, sum(self.sizes), bias=False)
-        self.conv = ShortConvolution(sum(self.sizes), width)
+        self.conv = ShortConvolution(self.sizes, width)
 
     def forward(
         self, x_BTD: Tensor, state: State | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, State]:
-        y, conv = self.conv(self.proj(x_BTD), state, cu_seqlens)
-        q, k, v = (part.unflatten(-1, (self.shape.heads, -1)) for part in y.split(self.sizes, -1))
+        parts, conv = self.conv(self.proj(x_BTD), state, cu_seqlens)
+        q, k, v = (part.unflatten(-1, (self.shape.heads, -1)) for part in parts)
         return q, k, v, conv
 
 

@@ -30,7 +30,8 @@ class Mamba2(LinearMixer):
         self.inner, self.shape = shape.heads * shape.head_v, shape
         self.conv_channels = self.inner + 2 * shape.head_k
         self.in_proj = nn.Linear(d_model, self.inner + self.conv_channels + shape.heads, bias=False)
-        self.conv = ShortConvolution(self.conv_channels, options.convolution, bias=True)
+        sizes = (self.inner, shape.head_k, shape.head_k)
+        self.conv = ShortConvolution(sizes, options.convolution, bias=True)
         self.A_log = nn.Parameter(torch.empty(shape.heads))
         self.dt_bias = nn.Parameter(torch.empty(shape.heads))
         self.D = nn.Parameter(torch.empty(shape.heads))
@@ -40,10 +41,9 @@ class Mamba2(LinearMixer):
     def forward(
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
-        H, K = self.shape.heads, self.shape.head_k
+        H = self.shape.heads
         z_BTI, xbc, dt_BTH = self.in_proj(x_BTD).split([self.inner, self.conv_channels, H], -1)
-        xbc, conv = self.conv(xbc, state, cu_seqlens)
-        x_BTI, b_BTK, c_BTK = xbc.split([self.inner, K, K], -1)
+        (x_BTI, b_BTK, c_BTK), conv = self.conv(xbc, state, cu_seqlens)
         x_BTHV = x_BTI.unflatten(-1, (H, -1))
         step_BTH = F.softplus(precise(dt_BTH) + precise(self.dt_bias))
         o_BTHV, memory = self.apply_op(

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mdn.mixers.base import precise
+from mdn_kernels.common import fused
 
 IGNORED = -100
 CHUNK_BYTES = {"cpu": 2**24, "cuda": 2**29}  # of a chunk's logits; on a CPU they stay in its cache
@@ -57,7 +58,7 @@ def _chunks(hidden_ND: Tensor, weight_WD: Tensor, labels_N: Tensor) -> Iterator[
 
 def _losses(logits_CW: Tensor, labels_C: Tensor, V: int, gradient: bool) -> tuple[Tensor, Tensor]:
     """Losses [C], 0 where the label is ignored, and their gradient [C, W], which takes the logits' place."""
-    if logits_CW.is_cuda and logits_CW.dtype != torch.float64 and not torch.compiler.is_compiling():
+    if fused.launches(logits_CW):
         from mdn_kernels.common import cross_entropy_triton
 
         return cross_entropy_triton.losses(logits_CW, labels_C, V, gradient), logits_CW
