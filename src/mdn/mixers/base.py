@@ -208,7 +208,7 @@ class GatedOutput(nn.Module):
     def forward(self, o_BTHV: Tensor, gate_BTC: Tensor) -> Tensor:
         gate_BTHV = gate_BTC.unflatten(-1, o_BTHV.shape[-2:])
         name = FUSED.get(self.activation)
-        if name is not None and fused.fuses(o_BTHV, gate_BTHV):
+        if name is not None and fused.launches(o_BTHV, gate_BTHV):
             y = fused.gated_rms_norm(o_BTHV, gate_BTHV, self.norm.weight, name, EPS)
             return self.proj(y.flatten(-2))
         y = F.rms_norm(precise(o_BTHV), self.norm.normalized_shape, precise(self.norm.weight), EPS)

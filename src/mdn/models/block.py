@@ -29,8 +29,11 @@ class SwiGLU(nn.Module):
         self.down = nn.Linear(mlp_width(d_model), d_model, bias=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate, up = self.up(x_BTD).chunk(2, -1)
-        return self.down(fused.swiglu(gate, up) if fused.fuses(gate, up) else F.silu(gate) * up)
+        both = self.up(x_BTD)
+        if fused.launches(both):
+            return self.down(fused.swiglu(both))
+        gate, up = both.chunk(2, -1)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):
