@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from mdn.config import ConfigError, RunConfig, load
-from mdn.tracking.record import Record
+from mdn.tracking.record import Busy, Record
 from mdn.training import launch
 
 # The mixers' gates are at most 1 by construction; looking at them would wait for the device in every layer.
@@ -45,7 +45,7 @@ def main() -> None:
 
     try:
         train(run, machine, runs=arguments.runs, tokens=arguments.tokens, uri=params.tracking.uri, stop=stop)
-    except (ConfigError, FileNotFoundError) as error:  # a kernel that does not exist, no tokens yet
+    except (ConfigError, FileNotFoundError, Busy) as error:  # no such kernel, no tokens yet, it is under way
         sys.exit(f"{run.scale}/{run.name}: {error}")
 
 

@@ -12,7 +12,7 @@ from mdn.mqar.data import prepare
 from mdn.mqar.runner import run
 from mdn.mqar.summary import summary
 from mdn.reports.runs import read_run
-from mdn.tracking.record import write_json
+from mdn.tracking.record import Busy, write_json
 
 
 def main() -> None:
@@ -38,7 +38,10 @@ def main() -> None:
 
         for cell in planned:
             folder = prepare(cell.data, cell.data_seed, arguments.data)
-            train(cell, runs=arguments.runs, data=folder)
+            try:
+                train(cell, runs=arguments.runs, data=folder)
+            except Busy as error:
+                sys.exit(str(error))
     here = arguments.runs / planned[0].scale / arguments.model
     write_json(here / "cells.json", [cell.name for cell in planned])
     write_json(

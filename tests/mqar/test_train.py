@@ -1,6 +1,7 @@
 """Training of cells: accuracy by hand, adoption, resume, time limits, divergence."""
 
 import math
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from mdn.mqar import train as training
 from mdn.mqar.cells import Cell
 from mdn.mqar.data import generate, open_split, prepare
 from mdn.mqar.train import accuracy, answers, build, learning_rate, train
-from mdn.tracking.record import Record
+from mdn.tracking.record import LOCK, Busy, Record, locked
 from mdn.training.optim import build_optimizer
 
 CPU = torch.device("cpu")
@@ -109,6 +110,14 @@ def test_a_training_leaves_a_whole_record_and_is_adopted_afterwards(cell: Cell, 
     train(cell, runs=tmp_path / "runs", data=data)
     assert "adopted" in capsys.readouterr().out
     assert (record.folder / "metrics.json").stat().st_mtime_ns == before
+
+
+def test_a_cell_that_another_process_trains_is_left_alone(cell: Cell, data: Path, tmp_path: Path):
+    folder = tmp_path / "runs" / cell.scale / cell.name
+    with locked(folder / LOCK), pytest.raises(Busy, match=f"{folder}: in use by process {os.getpid()} on"):
+        train(cell, runs=tmp_path / "runs", data=data)
+    assert [path.name for path in folder.iterdir()] == [LOCK]
+    assert train(cell, runs=tmp_path / "runs", data=data).finished
 
 
 def test_the_test_is_asked_once_at_the_end_and_validation_after_every_epoch(

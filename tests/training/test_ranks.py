@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -184,6 +185,34 @@ def test_strategy_and_number_of_ranks_may_change_between_a_kill_and_the_resume(c
     words, record = cell("stopped", fsdp, **LONG)
     finish(words, record)
     same(whole, record)
+
+
+def test_a_second_start_is_refused_until_the_first_is_gone(cell):
+    words, record = cell("twice", ONE, **LONG)
+    first = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 300
+        while len(record.log()) < 8:
+            assert time.monotonic() < deadline
+            assert first.poll() is None
+            time.sleep(0.05)
+        first.send_signal(signal.SIGSTOP)  # it holds its lock and writes nothing more
+        os.waitpid(first.pid, os.WUNTRACED)
+        before = {path: path.read_bytes() for path in record.folder.rglob("*") if path.is_file()}
+        for machine in (ONE, TWO):
+            again, _ = cell("twice", machine, **LONG)
+            done = subprocess.run(again, capture_output=True, text=True, timeout=200)
+            assert done.returncode == 1
+            (told,) = (line for line in done.stderr.splitlines() if line.startswith("smoke/mdn: "))
+            assert f"{record.folder}: in use by process {first.pid} on {platform.node()} since" in told
+            assert "Traceback" not in done.stderr
+        after = {path: path.read_bytes() for path in record.folder.rglob("*") if path.is_file()}
+        assert after == before
+    finally:
+        first.kill()
+        first.wait()
+    finish(*cell("twice", TWO, **LONG))
+    assert [line["step"] for line in record.log() if "train/loss" in line] == list(range(1, 41))
 
 
 def test_a_wrong_number_of_ranks_is_refused_at_once(cell):

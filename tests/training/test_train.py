@@ -21,6 +21,7 @@ from mdn.data import loader
 from mdn.data.gpt2 import EOT
 from mdn.data.shards import TOKEN
 from mdn.models.cost import flops_per_token
+from mdn.tracking.record import LOCK
 from mdn.training import callbacks, checkpoint, lit
 from mdn.training import train as module
 from mdn.training.datamodule import TokenData
@@ -547,4 +548,4 @@ def test_missing_tokens_are_named(fit, tiny_run):
 def test_an_unknown_kernel_stops_before_any_work(fit, tiny_run, tmp_path):
     with pytest.raises(ValueError, match="v9"):
         fit(replace(tiny_run, kernel="v9"))
-    assert not (tmp_path / "runs").exists()
+    assert [path.name for path in (tmp_path / "runs" / "smoke" / "mdn").iterdir()] == [LOCK]

@@ -26,7 +26,7 @@ from mdn.models.loss import cross_entropy
 from mdn.mqar.cells import Cell
 from mdn.mqar.data import Recall, batches, open_split, read_index
 from mdn.tracking.manifest import code_digest, environment
-from mdn.tracking.record import Record, open_record, write_json
+from mdn.tracking.record import LOCK, Record, locked, open_record, write_json
 from mdn.training import checkpoint
 from mdn.training.optim import build_optimizer
 from mdn_kernels.registry import loaded
@@ -117,7 +117,15 @@ def train(cell: Cell, *, runs: Path, data: Path, deadline: float = math.inf) -> 
     deadline: the time (as time.time() tells it) by which the record has to be complete. A training that it
     cuts short is tested as it stands, says so in its manifest (`cut`) and goes on from its checkpoint when it
     is called again. A divergence ends with failed.json and the test of the last finite weights.
+
+    Raises:
+        Busy: before anything is written, if another process trains this cell.
     """
+    with locked(runs / cell.scale / cell.name / LOCK, wait=False):
+        return _train(cell, runs, data, deadline)
+
+
+def _train(cell: Cell, runs: Path, data: Path, deadline: float) -> Record:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(cell.seed)
     model = build(cell).to(device)

@@ -21,7 +21,6 @@ moves would lose its figures. Ours lie beside the store, in `mlartifacts/<experi
 here (`mdn sync`, `mdn ui`, any training) corrects the paths of one that was moved.
 """
 
-import fcntl
 import json
 import logging
 import math
@@ -34,13 +33,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mdn.tracking.manifest import file_digest
-from mdn.tracking.record import ARCHIVE, Record, flat, identity, read_json, write_json
+from mdn.tracking.record import ARCHIVE, Record, flat, identity, locked, read_json, write_json
 
 if TYPE_CHECKING:  # importing MLflow takes seconds
     from matplotlib.figure import Figure
@@ -74,7 +73,7 @@ def sync(
     if uri is None or not (record.folder / "manifest.json").exists():
         return None
     try:
-        with _locked(record.folder / "mlflow.json.lock"):
+        with locked(record.folder / "mlflow.json.lock"):
             return _send(record, uri, status, experiment)
     except Exception as error:  # whatever a store, a network or a driver raises: training must go on
         _warn(record.folder, uri, error)
@@ -206,13 +205,6 @@ def _public(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:  # closing releases it
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 # --- the store ---
 
 
@@ -232,7 +224,7 @@ def open_store(uri: str) -> "MlflowClient":
     if place is None:
         return MlflowClient(uri)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place.with_name(place.name + ".lock")):  # two first starts would both create the tables
+    with locked(place.with_name(place.name + ".lock")):  # two first starts would both create the tables
         client = MlflowClient(SQLITE + str(place))
         _relocate(place)
     return client

@@ -8,26 +8,31 @@
     model.safetensors  final weights
     evaluation/        one JSON a suite, and its samples
     mlflow.json        what the mirror has been sent
+    .lock              who trains here, or was the last to; whether it still does, the kernel knows
 
 `open_record` decides what a training has to do: adopt a finished run of the same fingerprint, resume an
 unfinished one, or archive what is there and start at step 0. Nothing is ever deleted, and going back to an
 earlier configuration brings its folder back from the archive.
 """
 
+import fcntl
 import json
 import math
 import os
+import platform
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from mdn.config import RunConfig
 
 ARCHIVE = ".archive"
+LOCK = ".lock"
 
 
 def forced() -> bool:
@@ -83,6 +88,41 @@ def flat(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
         name = f"{inside}{key}"
         found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
+
+
+class Busy(OSError):
+    """Another process holds a lock."""
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Holds the lock on the file `path`, which says whose it is. The file is made and stays: what counts is
+    the kernel's lock on it, which ends with its process, however that ends. A file system that has no locks,
+    as some NFS, costs a warning.
+
+    Raises:
+        Busy: names who has it, unless `wait`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise Busy(
+                f"{path.parent}: in use by {file.read().strip() or 'another process'}; "
+                "wait until it ends or end it there, then start again"
+            ) from None
+        except OSError as error:
+            warnings.warn(
+                f"{path}: no lock to be had here ({error.strerror}); see that only one process writes there",
+                stacklevel=3,
+            )
+        file.truncate(0)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(f"process {os.getpid()} on {platform.node()} since {now}\n")
+        file.flush()
+        yield
 
 
 class Experiment(Protocol):
@@ -215,5 +255,5 @@ def _archive(root: Path, folder: Path, name: str) -> None:
 def _move_contents(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for path in source.iterdir():
-        if path.name != ".gitignore":  # DVC's, belongs to the place and not to the run
+        if path.name not in (".gitignore", LOCK):  # DVC's and ours: of the place and not of the run
             shutil.move(path, target / path.name)

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mdn.config import ConfigError, Machine
 
@@ -196,13 +196,20 @@ def leads() -> bool:
 
 
 def share(answer: Callable[[], Answer]) -> Answer:
-    """What the leader answers, on every rank; all wait for it."""
+    """What the leader answers, on every rank; all wait for it. If it raises instead, that ends the others,
+    which have nothing to add, with status 1."""
     import torch
 
     if not grouped():
         return answer()
-    box = [answer() if leads() else None]
-    torch.distributed.broadcast_object_list(box)
+    box: list[Any] = [None, False]
+    try:
+        if leads():
+            box = [answer(), True]
+    finally:
+        torch.distributed.broadcast_object_list(box)
+    if not box[1]:
+        raise SystemExit(1)
     return cast(Answer, box[0])
 
 

@@ -3,7 +3,7 @@
 import csv
 import logging
 import warnings
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
@@ -23,7 +23,7 @@ from mdn.data.shards import open_split, read_index
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
 from mdn.tracking.mlflow import Mirror
-from mdn.tracking.record import Record, forced, identity, open_record, replacing, write_json
+from mdn.tracking.record import LOCK, Record, forced, identity, locked, open_record, replacing, write_json
 from mdn.training import checkpoint, launch
 from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
 from mdn.training.datamodule import TokenData
@@ -54,8 +54,11 @@ def train(
 
     Raises:
         Stopped: after `stop` was requested and the step at hand saved.
+        Busy: on the leader, before anything is written, if another process trains this run.
     """
-    with launch.group():
+    with launch.group(), ExitStack() as held:
+        lock = locked(runs / run.scale / run.name / LOCK, wait=False)
+        launch.share(lambda: held.enter_context(lock))
         return _train(run, machine, runs, tokens, uri, stop or StopRequest())
 
 
