@@ -169,18 +169,30 @@ LONG = {"tokens": 40 * 64}
 def test_strategy_and_number_of_ranks_may_change_between_a_kill_and_the_resume(cell):
     words, whole = cell("long", ONE, **LONG)
     finish(words, whole)
-    fsdp = TWO | {"strategy": "fsdp"}
-    for machine, number in ((fsdp, signal.SIGTERM), (ONE, signal.SIGUSR1), (TWO, signal.SIGUSR1)):
-        words, record = cell("stopped", machine, **LONG)
+    fsdp, agent = TWO | {"strategy": "fsdp"}, TWO | {"launcher": "torchrun"}
+    python = [sys.executable]
+    for machine, starter, number, status in (
+        (fsdp, python, signal.SIGTERM, 75),
+        (ONE, python, signal.SIGUSR1, 75),
+        (agent, TORCHRUN, signal.SIGTERM, 1),  # whatever its ranks say
+        (TWO, python, signal.SIGUSR1, 75),
+    ):
+        words, record = cell("stopped", machine, starter, **LONG)
         before = len(record.log())
-        training = subprocess.Popen(words, cwd=record.folder.parents[2], stdout=subprocess.DEVNULL)
+        training = subprocess.Popen(
+            words, cwd=record.folder.parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         deadline = time.monotonic() + 300
         while len(record.log()) < before + 4:
             assert time.monotonic() < deadline
             assert training.poll() is None
             time.sleep(0.05)
         training.send_signal(number)
-        assert training.wait(timeout=200) == 75
+        printed, _ = training.communicate(timeout=200)
+        assert training.returncode == status
+        saved = max(int(path.stem.split("-")[1]) for path in record.checkpoints.glob("*.ckpt"))
+        assert printed.count(f"told to stop; step {saved} is saved, the next start resumes") == 1
+        assert not (record.folder / "failed.json").exists()
         assert not record.finished
     words, record = cell("stopped", fsdp, **LONG)
     finish(words, record)

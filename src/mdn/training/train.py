@@ -112,6 +112,9 @@ def _train(
     except BaseException as error:
         mirror.stop("KILLED")
         if isinstance(error, Stopped):  # all ranks are; srun ends a step whose first rank has left
+            if launch.leads():
+                saved = trainer.global_step
+                print(f"{record.folder}: told to stop; step {saved} is saved, the next start resumes")
             launch.wait()
         raise
     mirror.stop()
