@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from mdn.config import ConfigError, RunConfig, load
-from mdn.tracking.record import Busy, Record
+from mdn.files import Busy
+from mdn.tracking.record import Record
 from mdn.training import launch
 
 # The mixers' gates are at most 1 by construction; looking at them would wait for the device in every layer.

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 from mdn.config import ConfigError, load
+from mdn.files import Busy
 from mdn.mqar import cells
 from mdn.mqar.data import prepare
 from mdn.mqar.runner import run
 from mdn.mqar.summary import summary
 from mdn.reports.runs import read_run
-from mdn.tracking.record import Busy, write_json
+from mdn.tracking.record import write_json
 
 
 def main() -> None:

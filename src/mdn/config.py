@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
+from mdn.files import replacing
 from mdn.options import Options, Shape
 from mdn.pattern import expand, parse
 from mdn.typed import SOME, Bound, ConfigError, Count, Natural, Positive, Share, one_of, typed
@@ -229,9 +230,8 @@ class RunConfig:
     def to_yaml(self, path: Path) -> None:
         from omegaconf import OmegaConf
 
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(self))))
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(self))))
 
     @staticmethod
     def from_yaml(path: Path) -> "RunConfig":

@@ -108,7 +108,8 @@ def test_shards_and_index_are_on_the_disk_before_they_have_their_names(tmp_path,
     writer = ShardWriter(tmp_path, "train", 100)
     writer.write(np.array([1, 2, 3], dtype=np.uint16))
     write_index(tmp_path, {"train": writer.close()}, [])
-    assert len(synced) == 3
+    assert len(synced) == 4
+    assert str(tmp_path) in synced, "and so are the names"
 
 
 def test_tokens_that_do_not_fit_are_refused(tmp_path):

@@ -346,6 +346,16 @@ def test_samples_are_the_same_bytes_for_the_same_rows(tmp_path, monkeypatch):
     assert json.loads(gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes())) == rows[0]
 
 
+def test_samples_that_cannot_be_written_leave_those_before(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    write_samples(path, [{"score": 1.5}])
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_samples(path, [{"score": 2.5}, {"score": math.nan}])
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
 def test_a_suite_told_to_fails_on_prompts_that_were_cut_and_keeps_what_is_done(cell):
     strict = replace(SETTING, window=30, fail_on_truncation=["commonsense"])
     told = r"piqa: 2 of 2 prompts do not fit into the window of 30 tokens; .*fail_on_truncation"

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from mdn.config import Examples, MqarTraining, Params
+from mdn.files import Busy, locked
 from mdn.mqar import cells
 from mdn.mqar import train as training
 from mdn.mqar.cells import Cell
 from mdn.mqar.data import generate, open_split, prepare
 from mdn.mqar.train import accuracy, answers, build, learning_rate, train
-from mdn.tracking.record import LOCK, Busy, Record, locked
+from mdn.tracking.record import LOCK, Record
 from mdn.training.optim import build_optimizer
 
 CPU = torch.device("cpu")

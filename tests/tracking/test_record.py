@@ -1,16 +1,12 @@
 """The run folder: what is adopted, resumed, archived and brought back, and what its files may contain."""
 
-import errno
-import fcntl
 import json
-import platform
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from mdn.tracking.record import ARCHIVE, LOCK, Busy, Record, identity, locked, write_json
+from mdn.files import Busy, locked
+from mdn.tracking.record import ARCHIVE, LOCK, Record, identity, write_json
 
 
 def test_an_empty_folder_is_new(runs, tiny_run):
@@ -103,44 +99,6 @@ def test_archiving_leaves_the_gitignore_and_the_lock_of_the_place(runs, tiny_run
         assert runs.open(tiny_run)[1] == "resume", "and nothing is in the way when a run comes back"
         with pytest.raises(Busy), locked(record.folder / LOCK, wait=False):
             pass
-
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from mdn.tracking.record import locked
-with locked(Path(sys.argv[1]), wait=False):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_lock_names_its_process_and_ends_with_it_even_by_a_kill(tmp_path):
-    path = tmp_path / "mdn" / LOCK
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(Busy) as refused, locked(path, wait=False):
-            pass
-    finally:
-        holder.kill()
-        holder.communicate()
-    said = str(refused.value)
-    assert said.startswith(f"{path.parent}: in use by process {holder.pid} on {platform.node()} since 20")
-    assert said.endswith("; wait until it ends or end it there, then start again")
-    assert "\n" not in said
-    with locked(path, wait=False):
-        assert str(holder.pid) not in path.read_text()
-
-
-def test_a_file_system_without_locks_costs_a_warning(tmp_path, monkeypatch):
-    def flock(file, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    warned = pytest.warns(UserWarning, match="no lock to be had here .No locks available.")
-    with warned, locked(tmp_path / LOCK, wait=False):
-        assert (tmp_path / LOCK).exists()
 
 
 def test_rewind_drops_later_lines_and_the_cut_one(runs, tiny_run):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from mdn.tracking import record
 from mdn.training import checkpoint
 
 
@@ -56,7 +55,7 @@ def test_a_damaged_one_does_not_outlive_the_good_ones(tmp_path, keep):
 
 def test_nothing_has_its_name_before_the_disk_has_it(tmp_path, monkeypatch):
     done, replace = [], Path.replace
-    monkeypatch.setattr(record.os, "fsync", lambda file: done.append(os.readlink(f"/proc/self/fd/{file}")))
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(os.readlink(f"/proc/self/fd/{file}")))
     monkeypatch.setattr(Path, "replace", lambda path, to: (done.append(f"-> {to}"), replace(path, to)))
     path = str(checkpoint.save(tmp_path, 1, write("first"), keep=1))
     stated = path.replace(".ckpt", ".sha256")

@@ -7,7 +7,6 @@ tokens/<set>/index.json          splits, shards, digests, sources; written last
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from mdn.data import gpt2
+from mdn.files import settle
 
 INDEX = "index.json"
 VERSION = 1
@@ -71,9 +71,9 @@ class ShardWriter:
         offsets = self._folder / f"{self._name}.idx"
         temporary = offsets.with_name(offsets.name + ".tmp")
         temporary.write_bytes(np.array(self._offsets, dtype=OFFSET).tobytes())
-        _settle(temporary, offsets)
+        settle(temporary, offsets)
         path = self._folder / f"{self._name}.bin"
-        _settle(Path(self._file.name), path)
+        settle(Path(self._file.name), path)
         self._shards.append(
             Shard(
                 file=path.name,
@@ -88,13 +88,6 @@ class ShardWriter:
         """Finishes the last shard; all shards of the split."""
         self._close()
         return self._shards
-
-
-def _settle(temporary: Path, path: Path) -> None:
-    """Gives a file its name once the disk has it: after a loss of power its size alone would say nothing."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def write_index(
@@ -121,7 +114,7 @@ def write_index(
     index["digest"] = hashlib.sha256(same.encode()).hexdigest()
     temporary = folder / f"{INDEX}.tmp"
     temporary.write_text(json.dumps(index, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    _settle(temporary, folder / INDEX)
+    settle(temporary, folder / INDEX)
     return index
 
 

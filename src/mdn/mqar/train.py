@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mdn.files import locked
 from mdn.models.lm import LanguageModel
 from mdn.models.loss import cross_entropy
 from mdn.mqar.cells import Cell
 from mdn.mqar.data import Recall, batches, open_split, read_index
 from mdn.tracking.manifest import code_digest, environment
-from mdn.tracking.record import LOCK, Record, locked, open_record, write_json
+from mdn.tracking.record import LOCK, Record, open_record, write_json
 from mdn.training import checkpoint
 from mdn.training.optim import build_optimizer
 from mdn_kernels.registry import loaded

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from mdn.config import Params
+from mdn.files import replacing
 from mdn.reports import efficiency, mqar, rules, scaling, site
 from mdn.reports.across import across
 from mdn.reports.figures import drawings
@@ -51,16 +52,10 @@ def render(params: Params, root: Path, out: Path, results: Path | None = None) -
     page = site.render(params, runs, formatted, drawn, chapters, scales, kernels)
     files[Path("index.html")] = page.encode()
     for name, content in files.items():
-        _write(out / name, content)
+        with replacing(out / name) as temporary:
+            temporary.write_bytes(content)
     for folder in ("tables", "figures"):
         for path in sorted((out / folder).glob("*")):
             if path.relative_to(out) not in files:
                 path.unlink()
     return out / "index.html"
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)

@@ -29,6 +29,7 @@ APART = (
     "mdn.reports",
     "mdn.cli",
     "mdn.config",
+    "mdn.files",
     "mdn.rules",
     "mdn.typed",
     "mdn.mqar.runner",

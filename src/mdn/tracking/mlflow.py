@@ -38,8 +38,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mdn.files import locked
 from mdn.tracking.manifest import file_digest
-from mdn.tracking.record import ARCHIVE, Record, flat, identity, locked, read_json, write_json
+from mdn.tracking.record import ARCHIVE, Record, flat, identity, read_json, write_json
 
 if TYPE_CHECKING:  # importing MLflow takes seconds
     from matplotlib.figure import Figure

@@ -15,21 +15,18 @@ unfinished one, or archive what is there and start at step 0. Nothing is ever de
 earlier configuration brings its folder back from the archive.
 """
 
-import fcntl
 import json
 import math
 import os
-import platform
 import shutil
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from mdn.config import RunConfig
+from mdn.files import flush, replacing
 
 ARCHIVE = ".archive"
 LOCK = ".lock"
@@ -39,31 +36,6 @@ def forced() -> bool:
     """Whether a finished result is made again and not adopted: MDN_FORCE=1, which the report's commands set.
     DVC's own --force runs a stage, which then would find its result already there."""
     return os.environ.get("MDN_FORCE") == "1"
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to, which becomes `path` when all is well and on the disk; else nothing of it
-    is left."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        yield temporary
-        flush(temporary)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    temporary.replace(path)
-    flush(path.parent)
-
-
-def flush(path: Path) -> None:
-    """Waits until the disk has a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -88,41 +60,6 @@ def flat(values: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
         name = f"{inside}{key}"
         found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
-
-
-class Busy(OSError):
-    """Another process holds a lock."""
-
-
-@contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Holds the lock on the file `path`, which says whose it is. The file is made and stays: what counts is
-    the kernel's lock on it, which ends with its process, however that ends. A file system that has no locks,
-    as some NFS, costs a warning.
-
-    Raises:
-        Busy: names who has it, unless `wait`.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise Busy(
-                f"{path.parent}: in use by {file.read().strip() or 'another process'}; "
-                "wait until it ends or end it there, then start again"
-            ) from None
-        except OSError as error:
-            warnings.warn(
-                f"{path}: no lock to be had here ({error.strerror}); see that only one process writes there",
-                stacklevel=3,
-            )
-        file.truncate(0)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(f"process {os.getpid()} on {platform.node()} since {now}\n")
-        file.flush()
-        yield
 
 
 class Experiment(Protocol):

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from mdn.tracking.record import replacing
+from mdn.files import replacing
 
 NAME = re.compile(r"step-(\d+)\.ckpt")
 

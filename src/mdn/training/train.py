@@ -20,10 +20,11 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from mdn.config import ConfigError, Machine, RunConfig
 from mdn.data.shards import open_split, read_index
+from mdn.files import locked, replacing
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
 from mdn.tracking.mlflow import Mirror
-from mdn.tracking.record import LOCK, Record, forced, identity, locked, open_record, replacing, write_json
+from mdn.tracking.record import LOCK, Record, forced, identity, open_record, write_json
 from mdn.training import checkpoint, launch
 from mdn.training.callbacks import WARM_UP, Bar, Checkpointer, Recorder
 from mdn.training.datamodule import TokenData

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from mdn.config import Evaluation
 from mdn.evaluation.scoring import Progress, precision
 from mdn.evaluation.suites import LM_EVAL, NotRun, Rows, Suite, module
+from mdn.files import replacing
 from mdn.tracking.manifest import code_digest, environment, file_digest
 from mdn.tracking.record import Record, forced, read_json, write_json
 
@@ -114,12 +115,13 @@ def _write(folder: Path, report: dict[str, Any], samples: Rows) -> Path:
 
 def write_samples(path: Path, rows: Rows) -> None:
     """Gzipped JSON lines, the same bytes for the same rows."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
+    with (
+        replacing(path) as temporary,
+        temporary.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,
+    ):
         for row in rows:
             file.write((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode())
-    temporary.replace(path)
 
 
 def _rehearse(cell: Cell) -> None:
