@@ -96,7 +96,10 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_ends_the_processes_it_started(tiny: Params, bare: dict[str, str], tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_processes_that_the_runner_started(
+    tiny: Params, bare: dict[str, str], tmp_path: Path, number: signal.Signals
+):
     long = replace(tiny.mqar.scales["tiny"].training, epochs=10**6, stop_above=1.0)
     cell = replace(cells.cell(tiny, "tiny", "transformer", 16, 1e-3, 1), training=long)
     process = start(bare, tmp_path, [cell])
@@ -104,7 +107,7 @@ def test_an_interrupt_ends_the_processes_it_started(tiny: Params, bare: dict[str
     until = time.time() + 60
     while not log.exists() and time.time() < until:
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=60)  # the pipe closes when the last process that writes to it is gone
     assert log.exists()
     assert process.returncode
