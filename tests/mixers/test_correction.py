@@ -113,6 +113,17 @@ def test_recomputed_activations_give_the_same_gradients(name, device, dtype, mak
 
 
 @everywhere
+def test_queries_and_keys_are_not_kept_as_they_were(device, dtype, make_mixer, calls):
+    mixer, x, kept = make_mixer("mdn").to(device), random(2, T, D_MODEL).to(device), []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
+    with hooks, torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        mixer(x)
+    q, k, _ = calls[0]  # held by `calls`, so that nothing else lies there
+    places = {t.untyped_storage().data_ptr() for t in kept}
+    assert not places & {t.untyped_storage().data_ptr() for t in (q, k)}
+
+
+@everywhere
 @both
 @torch.no_grad()
 def test_a_prompt_and_single_tokens_after_it_continue_each_other(name, device, dtype, make_mixer, calls):
