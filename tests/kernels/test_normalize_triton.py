@@ -1,5 +1,5 @@
-"""The Triton L2 norm against float64: compiled on a card, or interpreted on the CPU, where the tests run in
-their own process (see test_triton.py).
+"""The Triton L2 norm, alone and of corrected queries, against float64: compiled on a card, or interpreted on
+the CPU, where the tests run in their own process (see test_triton.py).
 """
 
 import os
@@ -14,20 +14,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from mdn_kernels.common.normalize import l2norm
-from mdn_kernels.common.normalize_triton import normalize
+from mdn_kernels.common.normalize_triton import correct_and_normalize, normalize
 from mdn_kernels.testing import relative_error
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DTYPES = (torch.float32, torch.bfloat16)
 WHERE = [
     pytest.param(
         "cpu",
-        torch.float32,
-        id="interpreted",
+        dtype,
+        id=f"interpreted-{dtype}",
         marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-    ),
-    pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-    pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-]
+    )
+    for dtype in DTYPES
+] + [pytest.param("cuda", dtype, id=f"cuda-{dtype}", marks=pytest.mark.gpu) for dtype in DTYPES]
 everywhere = pytest.mark.parametrize(("device", "dtype"), WHERE)
 LIMIT = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # bfloat16: half of its last digit
 
@@ -50,6 +50,24 @@ def _poison():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _nearest(monkeypatch):
+    """A card rounds float32 to bfloat16; the interpreter cuts it off."""
+    if not INTERPRETED:
+        return
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+
+    def rounded(x, source, target, mode):
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return convert(x, source, target, mode)
+        return torch.from_numpy(x.copy()).bfloat16().view(torch.int16).numpy().view("uint16")
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
 def random(*shape, device, dtype, seed=0):
@@ -153,3 +171,120 @@ def test_torch_compile_gets_torchs_own_form(device, dtype):
     found = results(torch.compile(normalize, backend="aot_eager", fullgraph=True), x, dy)
     for one, other in zip(found, results(normalize, x, dy), strict=True):
         assert relative_error(one, other) < 3 * LIMIT[dtype]
+
+
+D = (0.0, 1.2345, -40.0)  # a factor a head; bfloat16 has neither 1.2345 nor a number near it
+
+
+def corrected_l2norm(q, k, d):
+    return l2norm(q - d[:, None] * k), l2norm(k)
+
+
+def corrected_results(function, q, k, d, dy_q, dy_k):
+    """The outputs and the gradients of q, k and d."""
+    q, k, d = (x.detach().requires_grad_() for x in (q, k, d))
+    outputs = function(q, k, d)
+    return [y.detach() for y in outputs] + list(torch.autograd.grad(outputs, (q, k, d), (dy_q, dy_k)))
+
+
+def check_corrected(q, k, d, dy_q, dy_k):
+    """Row by row, by the number of roundings in each: y_q and y_k are rounded, and are twice in the gradients
+    of q and k, which are rounded themselves. d's, a sum, holds y_k and twice y_q, whose errors add up like
+    random ones. Float32 loses digits of q − d k as far as that cancels.
+    """
+    found = corrected_results(correct_and_normalize, q, k, d, dy_q, dy_k)
+    assert [x.dtype for x in found] == [q.dtype, k.dtype, q.dtype, k.dtype, torch.float32]
+    assert all(x.is_contiguous() for x in found)
+    exact = [x.double() for x in (q, k, d, dy_q, dy_k)]
+    expected = corrected_results(corrected_l2norm, *exact)
+    q, k, d, dy_q, dy_k = exact
+
+    def size(x):
+        return x.norm(dim=-1)
+
+    limit, factor, K = 1.01 * LIMIT[found[0].dtype], d.abs(), q.shape[-1]
+    r_q, r_k = (torch.rsqrt(size(x).square() + 1e-6) for x in (q - d[:, None] * k, k))
+    lost = 4 * 2**-24 * r_q * (size(q) + factor * size(k))  # of q − d k in float32, times r_q
+    of_q, of_k = r_q * size(dy_q), r_k * size(dy_k)
+    limits = (
+        limit * size(expected[0]) + lost,
+        limit * size(expected[1]),
+        3 * (limit + lost) * of_q,
+        3 * (limit * (of_k + factor * of_q) + lost * factor * of_q),
+    )
+    errors = [size(one - other) for one, other in zip(found[:4], expected[:4], strict=True)]
+    for error, allowed in zip(errors, limits, strict=True):
+        assert error.isfinite().all()
+        assert (error <= allowed).all(), (error / allowed).amax((0, 1))
+    of_d = of_q * size(k)
+    allowed = 3 * (limit * (of_d.square().sum((0, 1)) / K).sqrt() + (lost * of_d).sum((0, 1)))
+    assert ((found[4] - expected[4]).abs() <= allowed).all(), (found[4], expected[4], allowed)
+
+
+def factors(device):
+    return torch.tensor(D, device=device)
+
+
+@everywhere
+@pytest.mark.parametrize("K", [1, 5, 24, 64, 96, 256])
+def test_corrected_matches_float64(K, device, dtype):
+    q, k, *dy = (random(2, 37, 3, K, device=device, dtype=dtype, seed=seed) for seed in range(4))
+    check_corrected(3 * q, k, factors(device), *dy)
+
+
+@everywhere
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-5, 1e-3, 1e4])
+def test_corrected_rows_of_any_size_are_finite_and_right(size, device, dtype):
+    q, k, *dy = (random(1, 9, 3, 24, device=device, dtype=dtype, seed=seed) for seed in range(4))
+    q[:, ::2] *= size  # of both, of each, and of none
+    k[:, ::3] *= size
+    check_corrected(q, k, factors(device), *dy)
+
+
+@everywhere
+def test_queries_that_the_correction_nearly_cancels(device, dtype):
+    k, rest, *dy = (random(2, 37, 3, 64, device=device, dtype=dtype, seed=seed) for seed in range(4))
+    d = factors(device)
+    check_corrected((d[:, None] * k + 0.01 * rest).to(dtype), k, d, *dy)
+
+
+@everywhere
+def test_corrected_inputs_may_lie_in_memory_as_they_like(device, dtype):
+    B, T, H, K = 2, 33, 3, 24
+    for whole in (
+        random(B, T, 4 * H * K, device=device, dtype=dtype),
+        random(B, 4 * H * K, T, device=device, dtype=dtype).mT,
+    ):
+        q, k, *dy = (part.unflatten(-1, (H, K)) for part in whole.chunk(4, -1))
+        wide = factors(device).repeat_interleave(2)
+        check_corrected(q, k, wide[::2], *dy)
+        check_corrected(q.contiguous(), k, wide[::2], dy[0], dy[1][:1, :1].expand_as(k))
+
+
+@everywhere
+@pytest.mark.parametrize("given", [0, 1])
+def test_one_of_both_results_may_go_unused(given, device, dtype):
+    q, k, dy = (random(1, 5, 3, 24, device=device, dtype=dtype, seed=seed) for seed in range(3))
+    q, k, d = (x.requires_grad_() for x in (q, k, factors(device)))
+    pair = [torch.zeros_like(dy), torch.zeros_like(dy)]
+    pair[given] = dy
+    found = torch.autograd.grad(correct_and_normalize(q, k, d)[given], (q, k, d), dy)
+    expected = corrected_results(correct_and_normalize, q, k, d, *pair)[2:]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@everywhere
+def test_corrected_keeps_the_results_and_one_number_a_row(device, dtype):
+    q, k = (random(1, 5, 3, 24, device=device, dtype=dtype, seed=seed).requires_grad_() for seed in range(2))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        outputs = correct_and_normalize(q, k, factors(device))
+    assert [tuple(t.shape) for t in kept] == [(1, 5, 3, 24)] * 2 + [(1, 5, 3)] * 2 + [(3,)]
+    assert [t.data_ptr() for t in kept[:2]] == [y.data_ptr() for y in outputs]
+
+
+def test_shapes_that_do_not_match_are_refused():
+    x = torch.ones(1, 5, 3, 24)
+    for arguments in ((x, x[:, 1:], torch.ones(3)), (x, x, torch.ones(1)), (x, x, torch.ones(3, 24))):
+        with pytest.raises(ValueError, match=r"expected q and k \[B, T, H, K\] of one shape and d \[H\]"):
+            correct_and_normalize(*arguments)

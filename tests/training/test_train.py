@@ -6,9 +6,11 @@ import os
 import pickle
 import resource
 import signal
+import sys
 import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib import import_module
 from statistics import median
 
 import numpy as np
@@ -16,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mdn.config import Machine
+from mdn.config import ConfigError, Machine
 from mdn.data import loader
 from mdn.data.gpt2 import EOT
 from mdn.data.shards import TOKEN
@@ -29,6 +31,7 @@ from mdn.training.launch import SIGNALS, Stopped, StopRequest
 from mdn.training.train import train
 
 MACHINE = Machine(micro_batch=4, checkpoint_every=5)
+KERNELS = "mdn_kernels.common.swiglu_triton"
 
 
 @pytest.fixture
@@ -240,6 +243,34 @@ def test_a_finished_run_is_adopted(fit, monkeypatch):
     before = fit().weights.stat().st_mtime_ns
     monkeypatch.setattr(module, "trainer_for", None)  # any training would fail
     assert fit().weights.stat().st_mtime_ns == before
+
+
+def test_a_machine_without_its_gpu_adopts_a_run_by_kernels_that_only_launches_import(
+    fit, tmp_path, tiny_run, tokens, monkeypatch
+):
+    pytest.importorskip("triton")
+    import_module(KERNELS)  # as the first launch on a GPU does
+    assert fit().finished
+    monkeypatch.delitem(sys.modules, KERNELS)
+    assert module.adopted(tiny_run, runs=tmp_path / "runs", tokens=tokens)
+    monkeypatch.delitem(sys.modules, KERNELS)
+
+    def gone(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(module, "import_module", gone)  # the code is another by now
+    assert not module.adopted(tiny_run, runs=tmp_path / "runs", tokens=tokens)
+
+
+def test_a_machine_that_lacks_what_the_kernels_need_says_so(fit, tmp_path, tiny_run, tokens, monkeypatch):
+    fit()
+
+    def lacking(name):
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(module, "import_module", lacking)
+    with pytest.raises(ConfigError, match=r"mdn_kernels\S* cannot be loaded here \(No module named 'triton'"):
+        module.adopted(tiny_run, runs=tmp_path / "runs", tokens=tokens)
 
 
 def test_a_changed_configuration_starts_anew_and_going_back_restores(fit, tiny_run, monkeypatch):

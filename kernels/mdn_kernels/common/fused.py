@@ -3,7 +3,7 @@
 On CUDA and in eager mode: elsewhere the callers' own torch says the same, and Inductor fuses that. All of
 them compute in float32 and round once, at the end. Triton is imported by the first call.
 
-B batch · T tokens · D channels · H heads · V value channels · W convolution width
+B batch · T tokens · D channels · H heads · K key channels · V value channels · W convolution width
 """
 
 from collections.abc import Sequence
@@ -33,6 +33,13 @@ def convolution_silu(
     if cu_seqlens is not None:
         check_cu_seqlens(cu_seqlens, *x_BTD.shape[:2])
     return convolution_triton.convolution_silu(x_BTD, weight_DW, bias_D, cu_seqlens, sizes)
+
+
+def corrected_l2norm(d_H: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, *others: Tensor) -> list[Tensor]:
+    """L2 norms over the last dimension: those of q − d k, of k, and of the others."""
+    from mdn_kernels.common.normalize_triton import correct_and_normalize, normalize
+
+    return [*correct_and_normalize(q_BTHK, k_BTHK, d_H), *map(normalize, others)]
 
 
 def gated_rms_norm(

@@ -36,11 +36,6 @@ def decay(raw: Tensor, rate_log: Tensor, bias: Tensor) -> Tensor:
     return -precise(rate_log).exp() * F.softplus(precise(raw) + precise(bias))
 
 
-def corrected(q_BTHK: Tensor, d_H: Tensor, k_BTHK: Tensor) -> Tensor:
-    """The output correction q − d k, in one pass and in q's dtype, as which d is read too."""
-    return torch.addcmul(q_BTHK, k_BTHK, d_H[:, None].to(q_BTHK.dtype), value=-1)
-
-
 def bounds(eta: Tensor | float, log_factor: Tensor) -> tuple[Tensor, Tensor]:
     """MDN's upper bounds (log α_max, β_max) = (log cos²θ, sin²θ) with θ = arctan(η · exp(log_factor)).
 
@@ -118,6 +113,20 @@ class LinearMixer(Mixer):
             exact = torch.promote_types(dtype, torch.float32)
             state[name] = torch.zeros(batch, *self.state_shape, device=device, dtype=exact)
         return state
+
+    def corrected(
+        self, d_H: Tensor, q_BTHK: Tensor, k_BTHK: Tensor, *others: Tensor
+    ) -> tuple[list[Tensor], bool]:
+        """The output correction: [q − d k, k, *others], and whether the operator has still to normalise them.
+
+        One kernel corrects and normalises where it can, with d in float32. torch reads d in q's dtype, which
+        leaves few right digits of a small q − d k. One token of decoding is normalised by the operator's own
+        launch, and an analysis that watches is shown the keys before they are normalised.
+        """
+        if self.watch is None and q_BTHK.shape[1] > 1 and fused.launches(q_BTHK, k_BTHK):
+            return fused.corrected_l2norm(d_H, q_BTHK, k_BTHK, *others), False
+        d = d_H[:, None].to(q_BTHK.dtype)
+        return [torch.addcmul(q_BTHK, k_BTHK, d, value=-1), k_BTHK, *others], True
 
     def apply_op(
         self, op: Callable, *inputs: Tensor, state: State | None, cu_seqlens: Tensor | None, **options: Any

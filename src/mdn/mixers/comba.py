@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mdn.config import Shape
-from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, corrected, decay
+from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, decay
 from mdn.options import CombaOptions
 from mdn.rules import RULES
 from mdn_kernels.comba import comba
@@ -41,14 +41,15 @@ class Comba(LinearMixer):
     ) -> tuple[Tensor, State | None]:
         q_BTHK, k_BTHK, v_BTHV, conv = self.qkv(x_BTD, state, cu_seqlens)
         a, b = self.ab(x_BTD)
-        p_BTHK = k_BTHK * self.decay.sigmoid()[:, None].to(k_BTHK.dtype)
-        if self.D is not None:
-            q_BTHK = corrected(q_BTHK, self.D, p_BTHK)
+        scale_H, normalize_qk = self.decay.sigmoid(), True
+        p_BTHK = k_BTHK * scale_H[:, None].to(k_BTHK.dtype)
+        if self.D is not None:  # q − D p
+            (q_BTHK, k_BTHK, p_BTHK), normalize_qk = self.corrected(self.D * scale_H, q_BTHK, k_BTHK, p_BTHK)
         o_BTHV, memory = self.apply_op(
             comba,
             *(q_BTHK, k_BTHK, v_BTHV, p_BTHK, decay(a, self.A_log, self.dt_bias), b.sigmoid()),
             state=state,
             cu_seqlens=cu_seqlens,
-            normalize_qk=True,
+            normalize_qk=normalize_qk,
         )
         return self.out(o_BTHV, self.gate(x_BTD)), conv | memory if state is not None else None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mdn.config import Shape
-from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, corrected, decay
+from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, decay
 from mdn.options import MdnOptions
 from mdn.rules import RULES
 from mdn_kernels.momentum_delta_rule import momentum_delta_rule
@@ -68,15 +68,16 @@ class Mdn(LinearMixer):
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
         q_BTHK, k_BTHK, v_BTHV, conv = self.qkv(x_BTD, state, cu_seqlens)
+        normalize_qk = True
         if self.D_log is not None:
-            q_BTHK = corrected(q_BTHK, self.D_log.exp(), k_BTHK)
+            (q_BTHK, k_BTHK), normalize_qk = self.corrected(self.D_log.exp(), q_BTHK, k_BTHK)
         gates = self.head_gates(x_BTD)
         o_BTHV, memory = self.apply_op(
             momentum_delta_rule,
             *(q_BTHK, k_BTHK, v_BTHV, *gates),
             state=state,
             cu_seqlens=cu_seqlens,
-            normalize_qk=True,
+            normalize_qk=normalize_qk,
         )
         return self.out(o_BTHV, self.gate(x_BTD)), conv | memory if state is not None else None
 

@@ -2,9 +2,11 @@
 
 import csv
 import logging
+import sys
 import warnings
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -31,7 +33,7 @@ from mdn.training.datamodule import TokenData
 from mdn.training.launch import Stopped, StopRequest
 from mdn.training.lit import Diverged, LitLanguageModel
 from mdn.training.sharded import WHOLE, Sharded
-from mdn_kernels.registry import get, loaded
+from mdn_kernels.registry import loaded
 
 PART = ("started", "commit", "dirty", "code", "kernels", "host", "gpu", "ranks")  # may change at a resume
 CURVE_POINTS = 1000  # rows of curve.csv, whatever the number of steps
@@ -126,20 +128,25 @@ def _train(
 def adopted(run: RunConfig, *, runs: Path, tokens: Path) -> bool:
     """Whether the run folder holds this very training, finished, wherever it was trained.
 
-    Unlike `train` it needs neither its devices nor its ranks: of the operators it loads the versions that the
-    manifest names, not those that it would choose here.
+    Unlike `train` it needs neither its devices nor its ranks: it imports the kernels that the manifest names,
+    not those that it would choose here.
+
+    Raises:
+        ConfigError: if one of them needs a package that is missing here.
     """
     record = Record(runs / run.scale / run.name)
     if not record.finished or not identity(record.folder) or forced():
         return False
     with torch.device("meta"):
         LanguageModel(run)
-    for op, version in record.manifest["kernels"].items():
+    for name in record.manifest.get("modules", ()):
         try:
-            get(op, version).load()
+            import_module(name)
         except ImportError as error:
+            if error.name == name:
+                return False  # the code has changed
             raise ConfigError(
-                f"{record.folder}: {version} cannot be loaded here ({error}), so whether its code is "
+                f"{record.folder}: {name} cannot be loaded here ({error}), so whether its code is "
                 "still the same is unknown; install what it was trained with"
             ) from None
     data = read_index(tokens / run.data)["digest"][:12]
@@ -259,6 +266,7 @@ def _describe(
             "code": code,
             "tokenizer": index["tokenizer"]["sha256"][:12],
             "kernels": {version.op: version.name for version in loaded()},
+            "modules": sorted(name for name in sys.modules if name.startswith("mdn_kernels.")),
             "parameters": sum(p.numel() for p in model.parameters()),
             "ranks": machine.devices * machine.nodes,
             "compile": machine.compile,
