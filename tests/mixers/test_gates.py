@@ -97,12 +97,10 @@ def test_bounds_stay_exact_where_the_angle_does_not():
 def test_head_gates_are_computed_in_float32_under_autocast():
     gates = HeadGates(D_MODEL, 2, 3)
     x = torch.randn(2, 5, D_MODEL)
-    expected = (x @ gates.weight.T).chunk(3, -1)
-    assert [gate.shape for gate in expected] == [(2, 5, 2)] * 3
     with torch.autocast("cpu", torch.bfloat16):
-        assert [gate.dtype for gate in gates(x)] == [torch.float32] * 3
-        for ours, exact in zip(gates(x), expected, strict=True):
-            torch.testing.assert_close(ours, exact)
+        found = gates(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, x @ gates.weight.T)
 
 
 def test_temperatures_of_the_paper_and_of_the_release():

@@ -192,17 +192,16 @@ class QKV(nn.Module):
 
 
 class HeadGates(nn.Linear):
-    """`count` numbers a head from bias-free linear maps, in float32 whatever autocast says: decays multiply
-    up over thousands of tokens."""
+    """`count` numbers a head from bias-free linear maps, [B, T, count · H]: H first ones, H second ones, and
+    so on. In float32 whatever autocast says: decays multiply up over thousands of tokens."""
 
     def __init__(self, d_model: int, heads: int, count: int):
         super().__init__(d_model, heads * count, bias=False)
-        self.count = count
 
-    def forward(self, x_BTD: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(self, x_BTD: Tensor) -> Tensor:
         with torch.autocast(x_BTD.device.type, enabled=False):
             y = F.linear(x_BTD.to(self.weight.dtype), self.weight)
-        return precise(y).chunk(self.count, -1)
+        return precise(y)
 
 
 class GatedOutput(nn.Module):

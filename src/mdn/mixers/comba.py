@@ -40,7 +40,7 @@ class Comba(LinearMixer):
         self, x_BTD: Tensor, state: State | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, State | None]:
         q_BTHK, k_BTHK, v_BTHV, conv = self.qkv(x_BTD, state, cu_seqlens)
-        a, b = self.ab(x_BTD)
+        a, b = self.ab(x_BTD).chunk(2, -1)
         scale_H, normalize_qk = self.decay.sigmoid(), True
         p_BTHK = k_BTHK * scale_H[:, None].to(k_BTHK.dtype)
         if self.D is not None:  # q − D p

@@ -38,7 +38,7 @@ class Gdn(LinearMixer):
 
     def head_gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """log α and β, [B, T, H]."""
-        a, b = self.ab(x_BTD)
+        a, b = self.ab(x_BTD).chunk(2, -1)
         log_alpha, beta = decay(a, self.A_log, self.dt_bias), b.sigmoid()
         if self.log_factor is not None:
             log_alpha_max, beta_max = bounds(1.0, self.log_factor)

@@ -47,7 +47,7 @@ class Kda(LinearMixer):
         log_alpha_BTHK = decay(f_BTHK, self.A_log[:, None], self.dt_bias.unflatten(0, k_BTHK.shape[-2:]))
         o_BTHV, memory = self.apply_op(
             kda,
-            *(q_BTHK, k_BTHK, v_BTHV, log_alpha_BTHK, self.b(x_BTD)[0].sigmoid()),
+            *(q_BTHK, k_BTHK, v_BTHV, log_alpha_BTHK, self.b(x_BTD).sigmoid()),
             state=state,
             cu_seqlens=cu_seqlens,
             normalize_qk=True,

@@ -12,7 +12,7 @@ From four numbers a head, a, b, m, e, linear in the token (τ: option `tau`):
 
 so that α + β ≤ 1. Before q and k are normalised, q ← q − d k with d = exp(D_log), Comba's output correction.
 
-B batch · T tokens · D model width · H heads · K key channels · V value channels
+B batch · T tokens · D model width · H heads · K key channels · V value channels · C = 4 H
 """
 
 import math
@@ -24,6 +24,7 @@ from mdn.config import Shape
 from mdn.mixers.base import QKV, GatedOutput, HeadGates, LinearMixer, State, bounds, decay
 from mdn.options import MdnOptions
 from mdn.rules import RULES
+from mdn_kernels.common import fused
 from mdn_kernels.momentum_delta_rule import momentum_delta_rule
 
 
@@ -50,7 +51,20 @@ class Mdn(LinearMixer):
 
     def head_gates(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """log α, β, log μ and η, [B, T, H]."""
-        a, b, m, e = self.abme(x_BTD)
+        abme_BTC = self.abme(x_BTD)
+        if fused.launches(abme_BTC):
+            from mdn_kernels.momentum_delta_rule import gates_triton
+
+            return gates_triton.gates(
+                abme_BTC,
+                *(self.A_log, self.dt_bias, self.Mu_log, self.mu_bias, self.log_factor),
+                tau=self.tau,
+                eta=self.options.eta,
+                log_mu_min=self.options.log_mu_min,
+                alpha_bound=self.options.alpha_bound,
+                beta_bound=self.options.beta_bound,
+            )
+        a, b, m, e = abme_BTC.chunk(4, -1)
         log_alpha, beta = decay(a, self.A_log, self.dt_bias), b.sigmoid()
         log_mu = decay(m, self.Mu_log, self.mu_bias)
         if self.options.log_mu_min is not None:
