@@ -1,7 +1,7 @@
 """Stage `prepare`: one data set of params.yaml into token shards, data/tokens/<set>.
 
 It goes on where it was stopped, after the last finished group of files. `--task I/N` makes every N-th group
-only, from group I on: N of these are a job array (`mdn submit prepare@<set> --tasks N`); the stage joins them.
+only, from group I on: a job array has N of them (`mdn submit prepare@<set> --tasks N`); the stage joins them.
 """
 
 import argparse

@@ -147,7 +147,7 @@ def prepare(
     """
     with _explained(name, tokens):
         work = _open(name, data, raw, tokens, made, code)
-        old = _old(work.finished)
+        old = tokens / f".{name}.old"
         if old.exists() and not work.finished.exists():  # killed between the two renames of `_replace`
             old.rename(work.finished)
         if not force and _intact(work, watch, say):
@@ -157,8 +157,9 @@ def prepare(
                 _take_back(work)
                 _tokenize(work, range(len(work.groups)), watch, say)
                 _put_together(work)
-            _replace(work.finished, work.whole)
-        shutil.rmtree(work.partial, ignore_errors=True)
+            _replace(work.finished, work.whole, old)
+        for rest in (work.partial, old):
+            shutil.rmtree(rest, ignore_errors=True)
         return read_index(work.finished)
 
 
@@ -395,14 +396,8 @@ def _intact(work: Work, watch: Watch, say: Say) -> bool:
     return True
 
 
-def _old(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
-
-
-def _replace(folder: Path, finished: Path) -> None:
-    old = _old(folder)
+def _replace(folder: Path, finished: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     finished.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
