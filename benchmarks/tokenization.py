@@ -50,7 +50,7 @@ def batches(texts: Iterable[str]) -> Iterator[list[str]]:
 
 
 def measure(way: str, text: Path, raw: Path) -> dict[str, float]:
-    """Tokens, seconds and peak memory in MB of one way in this process."""
+    """Tokens, seconds, seconds of CPU (of all cores) and peak memory in MB of one way in this process."""
     from mdn.config import DataSet, Part
     from mdn.data import gpt2, sources
     from mdn.data.prepare import prepare
@@ -59,7 +59,7 @@ def measure(way: str, text: Path, raw: Path) -> dict[str, float]:
     made = tokenizer(raw / gpt2.FOLDER)
     part = Part(name="speeches", path=str(text), format="jsonl", holdout=0.05)
     if way == "prepare":
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         index = prepare(
             text.stem,
             DataSet(source="local", parts=[part]),
@@ -70,17 +70,17 @@ def measure(way: str, text: Path, raw: Path) -> dict[str, float]:
             code="",
             force=True,
         )
-        seconds = time.perf_counter() - start
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
         tokens = sum(split["tokens"] for split in index["splits"].values())
     else:
         ready = list(batches(sources.documents(part, [text])))
-        start, tokens = time.perf_counter(), 0
+        start, busy, tokens = time.perf_counter(), time.process_time(), 0
         for batch in ready:
             found = made.encode_batch_fast(batch, add_special_tokens=False)
             tokens += sum(len(encoding) for encoding in found) + len(batch)
-        seconds = time.perf_counter() - start
+        seconds, busy = time.perf_counter() - start, time.process_time() - busy
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"tokens": tokens, "seconds": seconds, "peak": peak}
+    return {"tokens": tokens, "seconds": seconds, "cpu": busy, "peak": peak}
 
 
 def main() -> None:
@@ -108,14 +108,17 @@ def main() -> None:
                         [*command, "--measure", way, str(text)], check=True, stdout=subprocess.PIPE
                     )
                     found[way].append(json.loads(done.stdout))
-            speed = {
-                way: statistics.median(run["tokens"] / run["seconds"] for run in found[way]) for way in WAYS
-            }
             print(f"{megabytes} MB: {found['prepare'][0]['tokens']:,} tokens")
-            for way in WAYS:
+            speeds = {way: [speed(found[way], clock) for clock in ("seconds", "cpu")] for way in WAYS}
+            for way, (per_second, per_busy) in speeds.items():
                 peak = max(run["peak"] for run in found[way])
-                print(f"  {way:17} {speed[way]:12,.0f} tokens/s   peak {peak:6.0f} MB")
-            print(f"  ratio {speed['prepare'] / speed['encode_batch_fast']:.2f}")
+                print(f"  {way:17} {per_second:12,.0f} tokens/s {per_busy:12,.0f} /s of CPU {peak:8.0f} MB")
+            ratios = [ours / theirs for ours, theirs in zip(*speeds.values(), strict=True)]
+            print("  ratio {:.2f}, of CPU {:.2f}".format(*ratios))
+
+
+def speed(runs: list[dict[str, float]], clock: str) -> float:
+    return statistics.median(run["tokens"] / run[clock] for run in runs)
 
 
 if __name__ == "__main__":
