@@ -7,9 +7,9 @@ tokens/.<set>.partial/<identity>/survey.json   what was read of all parts before
 tokens/<set>/                                  the finished set
 
 A group is renamed when it is finished, so a kill costs the groups at work, and two processes that work on one
-group are harmless. The identity covers whatever decides the tokens: groups of another configuration, of files
-that changed or of other code are never taken over. The finished set has the same bytes whatever number of
-processes made its groups, in whatever order.
+group are harmless; what killed ones leave goes when the set is finished. The identity covers what decides the
+tokens: groups of another configuration, of files that changed or of other code are never taken over. The
+finished set has the same bytes whatever number of processes made its groups, in whatever order.
 """
 
 import errno
@@ -154,7 +154,8 @@ def prepare(
             say(f"{name}: adopted, nothing has changed")
         else:
             if not _is(work.whole, work.identity):
-                _take_back(work)
+                if work.whole.exists():
+                    _take_back(work)
                 _tokenize(work, range(len(work.groups)), watch, say)
                 _put_together(work)
             _replace(work.finished, work.whole, old)
@@ -218,11 +219,10 @@ def _tokenize(work: Work, numbers: Sequence[int], watch: Watch, say: Say) -> Non
     if not missing:
         return
     work.groups.survey(work.folder, watch)
-    characters, done = work.groups.characters(missing), 0
+    known, done = work.groups.characters(missing), 0
     for place, number in enumerate(missing):
-        # where nothing is known, the groups so far are the measure
-        total = characters if characters is not None or not place else done * len(missing) // place
-        done = _make(work, number, done, total, watch)
+        guess = done * len(missing) // place if place else None  # as the groups so far
+        done = _make(work, number, done, guess if known is None else known, watch)
 
 
 def _make(work: Work, number: int, done: int, total: int | None, watch: Watch) -> int:
@@ -294,8 +294,10 @@ def _record(group: Path) -> Finished | None:
     try:
         record = json.loads((group / RECORD).read_text())
         splits = {split: [Shard(**shard) for shard in shards] for split, shards in record["splits"].items()}
-        counts = [{fate: Count(**source[fate]) for fate in (TRAIN, HELD_OUT)} for source in record["sources"]]
-        tallies = [Tally(**source | count) for source, count in zip(record["sources"], counts, strict=True)]
+        tallies = [
+            Tally(**source | {fate: Count(**source[fate]) for fate in (TRAIN, HELD_OUT)})
+            for source in record["sources"]
+        ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return Finished(splits, tallies)
@@ -347,7 +349,7 @@ def _take_back(work: Work) -> None:
             for old, new in ((shard.file, moved.file), (shard.document_offsets, moved.document_offsets)):
                 if (work.whole / new).exists():
                     (work.whole / new).rename(folder / old)
-    shutil.rmtree(work.whole, ignore_errors=True)
+    shutil.rmtree(work.whole)
 
 
 def _total(records: Sequence[Finished]) -> list[Tally]:
