@@ -223,6 +223,7 @@ def _tokenize(work: Work, numbers: Sequence[int], watch: Watch, say: Say) -> Non
     for place, number in enumerate(missing):
         guess = done * len(missing) // place if place else None  # as the groups so far
         done = _make(work, number, done, guess if known is None else known, watch)
+    watch(f"tokenized {work.name}", done, done)
 
 
 def _make(work: Work, number: int, done: int, total: int | None, watch: Watch) -> int:
