@@ -6,6 +6,7 @@ only, from group I on: a job array has N of them (`mdn submit prepare@<set> --ta
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def main() -> None:
                 "made": made,
                 "watch": watch,
                 "code": code_digest("mdn.data"),
-                "say": progress.console.print,
+                "say": partial(progress.console.print, markup=False, highlight=False, soft_wrap=True),
             }
             if share is not None:
                 prepare_task(arguments.set, sets[arguments.set], share, **settings)
