@@ -110,6 +110,33 @@ def test_plan_refuses_what_cannot_fit_and_says_what_would(capsys):
     assert "2 × 24 devices does not divide" in capsys.readouterr().err
 
 
+def test_submit_prints_the_job_array_that_tokenizes_a_set(capsys):
+    assert main(["submit", *SHIPPED, "prepare@slimpajama", "--tasks", "64", "--print"]) == 0
+    script = capsys.readouterr().out
+    assert "\n#SBATCH --array=0-63\n" in script
+    command = script.strip().splitlines()[-1]
+    assert command.endswith("prepare_data.py slimpajama --params params.yaml --task $SLURM_ARRAY_TASK_ID/64")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["prepare@slimpajama"], "prepare@slimpajama: --tasks is missing; write for example --tasks 64"),
+        (
+            ["prepare@slim", "--tasks", "2"],
+            "prepare@slim: cannot be a job array; write one of prepare@smoke,",
+        ),
+        (["400m/mdn", "--tasks", "2"], "400m/mdn: cannot be a job array; write one of prepare@smoke,"),
+        (["--tasks", "2"], "nothing: cannot be a job array; write one of prepare@smoke,"),
+    ],
+)
+def test_a_job_array_of_anything_else_is_refused(capsys, words, error):
+    assert main(["submit", *SHIPPED, *words]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"mdn: {error}")
+    assert told.count("\n") == 1
+
+
 def test_plan_names_an_unknown_scale(capsys):
     assert main(["plan", "--scale", "7b"]) == 2
     assert "'7b' is unknown; use smoke" in capsys.readouterr().err

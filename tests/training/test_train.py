@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from mdn.config import ConfigError, Machine
 from mdn.data import loader
 from mdn.data.gpt2 import EOT
-from mdn.data.shards import TOKEN
+from mdn.data.shards import TOKEN, Shard, ShardWriter, read_index, write_index
 from mdn.models.cost import flops_per_token
 from mdn.tracking.record import LOCK
 from mdn.training import callbacks, checkpoint, lit
@@ -574,6 +574,40 @@ def test_a_lost_tracking_server_costs_a_warning(tmp_path, tokens, tiny_run, capf
 def test_missing_tokens_are_named(fit, tiny_run):
     with pytest.raises(FileNotFoundError, match="prepare@nowhere"):
         fit(replace(tiny_run, data="nowhere"))
+
+
+def hold_out(folder, *lengths):
+    """Gives a set held-out splits of so many tokens in place of its own."""
+    splits = {"train": [Shard(**shard) for shard in read_index(folder)["splits"]["train"]["shards"]]}
+    for number, length in enumerate(lengths):
+        writer = ShardWriter(folder, f"heldout_{number}", 100)
+        writer.write(np.zeros(length, dtype=np.uint16))
+        splits[f"heldout_{number}"] = writer.close()
+    write_index(folder, splits, [])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [
+        ([], "no held-out split; give a part a holdout"),
+        (
+            [40, 16],
+            "heldout_1 has 16 tokens, fewer than the 17 of a window .* raise its holdout, or set it to 0",
+        ),
+    ],
+)
+def test_a_set_that_cannot_be_validated_on_is_refused_before_any_work(
+    fit, tiny_run, tokens, tmp_path, lengths, told
+):
+    hold_out(tokens / tiny_run.data, *lengths)
+    with pytest.raises(ValueError, match=f"{tokens / tiny_run.data}: {told}"):
+        fit()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_held_out_split_of_one_window_is_enough(fit, tiny_run, tokens):
+    hold_out(tokens / tiny_run.data, 17)  # a context of 16 and the last label
+    assert [line["step"] for line in fit().log() if "validation/loss" in line] == [4, 8, 12]
 
 
 def test_an_unknown_kernel_stops_before_any_work(fit, tiny_run, tmp_path):

@@ -1,26 +1,51 @@
-"""Text to token shards: reads each part twice (once to count, once to tokenize), in memory that does not grow
-with the text, and puts the finished set in place as a whole."""
+"""Text to token shards, a group of files at a time, in memory that does not grow with the text.
 
+tokens/.<set>.partial/<identity>/survey.json   what was read of all parts before the first was tokenized
+                                /00003/        shards and group.json of a finished group
+                                /.00003.<…>/   a group that a process works on
+                                /set/          shards that are being put together
+tokens/<set>/                                  the finished set
+
+A group is renamed when it is finished, so a kill costs the groups at work, and two processes that work on one
+group are harmless; what killed ones leave goes when the set is finished. The identity covers what decides the
+tokens: groups of another configuration, of files that changed or of other code are never taken over. The
+finished set has the same bytes whatever number of processes made its groups, in whatever order.
+"""
+
+import errno
 import hashlib
+import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from mdn.config import ConfigError, DataSet, Part
-from mdn.data import selection, sources
-from mdn.data.selection import HELD_OUT, TRAIN, Survey
-from mdn.data.shards import ShardWriter, write_index
+from mdn.config import ConfigError, DataSet
+from mdn.data import selection
+from mdn.data.groups import Groups, Source, Watch, groups
+from mdn.data.selection import HELD_OUT, LEFT_OUT, TRAIN
+from mdn.data.shards import (
+    Shard,
+    ShardWriter,
+    check_sizes,
+    open_split,
+    own,
+    read_index,
+    renamed,
+    write_index,
+    write_json,
+)
 from mdn.data.tokenization import encode
 
 BATCH_CHARACTERS = 1_000_000  # encoded at once; a longer document goes alone
-ROOTS: dict[str, Callable[[Path], Path]] = {"wheels": lambda raw: raw, "local": lambda raw: Path()}
+RECORD = "group.json"
 
-Watch = Callable[[str, int, int | None], None]  # what is done, characters so far, characters in all if known
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -33,7 +58,8 @@ class Count:
 
 @dataclass
 class Tally:
-    """One source in index.json; `sha256` covers its documents that are used, in order."""
+    """One source in index.json. `sha256` covers its documents that are used, in order; of a source in several
+    groups, the digests of the groups."""
 
     name: str
     license: str
@@ -46,104 +72,212 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Source:
+class Finished:
+    """The record of a finished group."""
+
+    splits: dict[str, list[Shard]]
+    sources: list[Tally]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A set that is being made."""
+
     name: str
-    license: str
-    documents: Callable[[], Iterator[tuple[str, str]]]  # (fate, text)
+    tokens: Path
+    groups: Groups
+    identity: str
+    made: Tokenizer
+    shard_tokens: int
+
+    @property
+    def finished(self) -> Path:
+        return self.tokens / self.name
+
+    @property
+    def partial(self) -> Path:
+        return self.tokens / f".{self.name}.partial"
+
+    @property
+    def folder(self) -> Path:
+        return self.partial / self.identity
+
+    @property
+    def whole(self) -> Path:
+        return self.folder / "set"
+
+    def group(self, number: int) -> Path:
+        return self.folder / f"{number:05d}"
+
+
+def task(text: str) -> slice:
+    """The groups I, I + N, … of a job array's task I of N, written "I/N" and counted from 0.
+
+    Raises:
+        ConfigError: if the text is something else.
+    """
+    first, _, count = text.partition("/")
+    if first.isdecimal() and count.isdecimal() and int(first) < int(count):
+        return slice(int(first), None, int(count))
+    raise ConfigError(f"--task: {text!r} is not I/N with I from 0 to N - 1; write for example 0/64 to 63/64")
 
 
 def prepare(
-    name: str, data: DataSet, *, raw: Path, tokens: Path, made: Tokenizer, watch: Watch
+    name: str,
+    data: DataSet,
+    *,
+    raw: Path,
+    tokens: Path,
+    made: Tokenizer,
+    watch: Watch,
+    code: str,
+    say: Say = print,
+    force: bool = False,
 ) -> dict[str, Any]:
-    """Writes the token set tokens/<name> and returns its index. A set that is there is replaced at the end.
+    """Makes the groups that are missing, puts all together as tokens/<name>, and returns its index. A set
+    that is there is adopted if it is undamaged and of the same identity, else replaced at the end.
+
+    Args:
+        code: digest of the code that makes tokens of text.
+        force: adopt no set; finished groups of an unfinished one are taken all the same.
 
     Raises:
         ConfigError: if the set or one of its parts cannot work as configured.
-        ValueError, OSError: if a source is missing, empty or damaged.
+        ValueError, OSError: if a source is missing, empty or damaged, or the disk is full.
     """
-    unfinished, folder = tokens / f".{name}.partial", tokens / name
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        if data.source == "huggingface":
-            opened, characters = _hub(name, data)
-        elif data.source in ROOTS:
-            opened, characters = _parts(data, ROOTS[data.source](raw), watch)
+    with _explained(name, tokens):
+        work = _open(name, data, raw, tokens, made, code)
+        old = tokens / f".{name}.old"
+        if old.exists() and not work.finished.exists():  # killed between the two renames of `_replace`
+            old.rename(work.finished)
+        if not force and _intact(work, watch, say):
+            say(f"{name}: adopted, nothing has changed")
         else:
-            raise ConfigError(f"source: {data.source!r} is unknown; use {', '.join(ROOTS)} or huggingface")
-        index = _write(unfinished, opened, characters, data.shard_tokens, made, watch)
-        _replace(folder, unfinished)
+            if not _is(work.whole, work.identity):
+                if work.whole.exists():
+                    _take_back(work)
+                _tokenize(work, range(len(work.groups)), watch, say)
+                _put_together(work)
+            _replace(work.finished, work.whole, old)
+        for rest in (work.partial, old):
+            shutil.rmtree(rest, ignore_errors=True)
+        return read_index(work.finished)
+
+
+def prepare_task(
+    name: str,
+    data: DataSet,
+    share: slice,
+    *,
+    raw: Path,
+    tokens: Path,
+    made: Tokenizer,
+    watch: Watch,
+    code: str,
+    say: Say = print,
+) -> None:
+    """Makes those of a share of the groups (see `task`) that are missing; `prepare` puts them together.
+    Arguments and errors as there. Tasks that start at once each do the survey."""
+    with _explained(name, tokens):
+        work = _open(name, data, raw, tokens, made, code)
+        if _is(work.finished, work.identity):
+            say(f"{name}: the set is finished; remove {work.finished} to make it again")
+        elif work.whole.exists():
+            say(f"{name}: all groups are there and are being put together")
+        else:
+            numbers = range(len(work.groups))[share]
+            _tokenize(work, numbers, watch, say)
+            say(f"{name}: done with {len(numbers)} of {len(work.groups)} groups; `dvc repro` joins them")
+
+
+def _open(name: str, data: DataSet, raw: Path, tokens: Path, made: Tokenizer, code: str) -> Work:
+    read = groups(name, data, raw)
+    tokenizer = hashlib.sha256(made.to_str().encode()).hexdigest()
+    decides = json.dumps([asdict(data), read.files, tokenizer, code], sort_keys=True)
+    identity = hashlib.sha256(decides.encode()).hexdigest()[:12]
+    return Work(name, tokens, read, identity, made, data.shard_tokens)
+
+
+@contextmanager
+def _explained(name: str, tokens: Path) -> Iterator[None]:
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(f"data.sets.{name}.{error}") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            f"{tokens}: no space is left; make room and repeat the command, which keeps finished groups"
+        ) from None
+
+
+def _tokenize(work: Work, numbers: Sequence[int], watch: Watch, say: Say) -> None:
+    missing = [number for number in numbers if _finished(work.group(number)) is None]
+    if len(missing) < len(numbers):
+        say(f"{work.name}: {len(numbers) - len(missing)} of {len(numbers)} groups are there")
+    if not missing:
+        return
+    work.groups.survey(work.folder, watch)
+    known, done = work.groups.characters(missing), 0
+    for place, number in enumerate(missing):
+        guess = done * len(missing) // place if place else None  # as the groups so far
+        done = _make(work, number, done, guess if known is None else known, watch)
+    watch(f"tokenized {work.name}", done, done)
+
+
+def _make(work: Work, number: int, done: int, total: int | None, watch: Watch) -> int:
+    """Makes a group; `done` and the characters that it has."""
+    folder = own(work.group(number))
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed process of the same number
+    folder.mkdir(parents=True)
+    try:
+        done = _write(folder, work, number, done, total, watch)
+        _name(folder, work.group(number))
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return index
+        shutil.rmtree(folder, ignore_errors=True)
+    return done
 
 
-def _parts(data: DataSet, root: Path, watch: Watch) -> tuple[list[Source], int | None]:
-    names = [part.name for part in data.parts]
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"parts: {names} are not distinct names; name each part of a data set once")
-    for part in data.parts:  # all of them, before the first is read
-        sources.part_files(part, root)
-    surveys, characters = [], 0
-    for part in data.parts:
-        watch(f"reading {part.name}", characters, None)
-        surveys.append(selection.survey(part.name, sources.documents(part, root), part.holdout))
-        characters += surveys[-1].characters
-    held = {key for found in surveys for key in found.held}
-    opened = [
-        Source(part.name, part.license, partial(_read, part, root, found, held))
-        for part, found in zip(data.parts, surveys, strict=True)
-    ]
-    return opened, characters
+def _name(folder: Path, group: Path) -> None:
+    """Gives a finished group its name, unless another process has just made the same one."""
+    if _finished(group) is None:
+        shutil.rmtree(group, ignore_errors=True)  # damaged
+    try:
+        folder.rename(group)
+    except OSError:
+        if _finished(group) is None:
+            raise
 
 
-def _read(part: Part, root: Path, found: Survey, held: set[bytes]) -> Iterator[tuple[str, str]]:
-    return selection.by_place(sources.documents(part, root), len(found.held), found.documents, held)
-
-
-def _hub(name: str, data: DataSet) -> tuple[list[Source], int | None]:
-    def split() -> Iterator[tuple[str, str]]:
-        return selection.by_hash(sources.hub_documents(data), data.keep, data.holdout)
-
-    return [Source(name, f"see {data.repository}", split)], None
-
-
-def _write(
-    folder: Path, opened: list[Source], characters: int | None, limit: int, made: Tokenizer, watch: Watch
-) -> dict[str, Any]:
+def _write(folder: Path, work: Work, number: int, done: int, total: int | None, watch: Watch) -> int:
     writers: dict[str, ShardWriter] = {}
-    tallies, done = [], 0
-    for source in opened:
+    tallies = []
+    for source in work.groups.sources(number):
         tally, digest = Tally(source.name, source.license), hashlib.sha256()
         tallies.append(tally)
-        for batch in _batches(source.documents(), tally):
-            for (fate, text), ids in zip(batch, encode(made, [text for _, text in batch]), strict=True):
+        for batch in _batches(source, tally):
+            for (fate, text), ids in zip(batch, encode(work.made, [text for _, text in batch]), strict=True):
                 split = TRAIN if fate == TRAIN else f"{HELD_OUT}_{source.name}"
                 if split not in writers:
-                    writers[split] = ShardWriter(folder, split, limit)
+                    writers[split] = ShardWriter(folder, split, work.shard_tokens)
                 writers[split].write(ids)
                 digest.update(selection.digest(text))
                 count: Count = getattr(tally, fate)
                 count.documents += 1
                 count.tokens += len(ids)
                 done += len(text)
-            watch(f"tokenizing {source.name}", done, characters)
+            watch(f"tokenizing {source.name}", done, total)
         tally.sha256 = digest.hexdigest()
-    if TRAIN not in writers:
-        raise ValueError("the data set leaves no document to train on; raise keep or name more text")
-    return write_index(
-        folder,
-        {split: writer.close() for split, writer in writers.items()},
-        [asdict(tally) for tally in tallies],
-    )
+    splits = {split: writer.close() for split, writer in writers.items()}
+    write_json(folder / RECORD, asdict(Finished(splits, tallies)))
+    return done
 
 
-def _batches(documents: Iterator[tuple[str, str]], tally: Tally) -> Iterator[list[tuple[str, str]]]:
+def _batches(source: Source, tally: Tally) -> Iterator[list[tuple[str, str]]]:
     """Documents to tokenize, about BATCH_CHARACTERS at a time; the others are counted in the tally."""
     batch, size = [], 0
-    for fate, text in documents:
+    for fate, text in source.documents():
         if fate not in (TRAIN, HELD_OUT):
             setattr(tally, fate, getattr(tally, fate) + 1)
             continue
@@ -156,10 +290,117 @@ def _batches(documents: Iterator[tuple[str, str]], tally: Tally) -> Iterator[lis
         yield batch
 
 
-def _replace(folder: Path, finished: Path) -> None:
-    old = folder.with_name(f".{folder.name}.old")
+def _record(group: Path) -> Finished | None:
+    """The record of a group; None without one, or with a damaged one."""
+    try:
+        record = json.loads((group / RECORD).read_text())
+        splits = {split: [Shard(**shard) for shard in shards] for split, shards in record["splits"].items()}
+        tallies = [
+            Tally(**source | {fate: Count(**source[fate]) for fate in (TRAIN, HELD_OUT)})
+            for source in record["sources"]
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Finished(splits, tallies)
+
+
+def _finished(group: Path) -> Finished | None:
+    """The record of a group whose shards are there as well."""
+    record = _record(group)
+    try:
+        for shard in (shard for shards in (record.splits if record else {}).values() for shard in shards):
+            check_sizes(group, shard)
+    except (OSError, ValueError):
+        return None
+    return record
+
+
+def _moves(work: Work, records: Sequence[Finished]) -> Iterator[tuple[Path, str, Shard, Shard]]:
+    """(group's folder, split, shard, the same under its name in the set) of every shard, in order."""
+    count: Counter[str] = Counter()
+    for number, record in enumerate(records):
+        for split, shards in record.splits.items():
+            for shard in shards:
+                yield work.group(number), split, shard, renamed(shard, split, count[split])
+                count[split] += 1
+
+
+def _put_together(work: Work) -> None:
+    """Moves the shards of all groups into one folder and writes its index. A kill in between leaves what
+    `_take_back` undoes."""
+    records = [record for n in range(len(work.groups)) if (record := _finished(work.group(n)))]
+    if len(records) < len(work.groups):
+        raise ValueError(f"{work.folder}: a finished group was taken away; repeat the command")
+    splits: dict[str, list[Shard]] = {}
+    if not any(TRAIN in record.splits for record in records):
+        raise ValueError("the data set leaves no document to train on; raise keep or name more text")
+    work.whole.mkdir()
+    for folder, split, shard, moved in _moves(work, records):
+        (folder / shard.file).rename(work.whole / moved.file)
+        (folder / shard.document_offsets).rename(work.whole / moved.document_offsets)
+        splits.setdefault(split, []).append(moved)
+    write_index(work.whole, splits, [asdict(tally) for tally in _total(records)], work.identity)
+
+
+def _take_back(work: Work) -> None:
+    """Moves shards back into their groups, after a kill while they were put together."""
+    records = [record for n in range(len(work.groups)) if (record := _record(work.group(n)))]
+    if len(records) == len(work.groups):  # else no name can be told, and what was moved is made again
+        for folder, _, shard, moved in _moves(work, records):
+            for old, new in ((shard.file, moved.file), (shard.document_offsets, moved.document_offsets)):
+                if (work.whole / new).exists():
+                    (work.whole / new).rename(folder / old)
+    shutil.rmtree(work.whole)
+
+
+def _total(records: Sequence[Finished]) -> list[Tally]:
+    """The sources of all groups, in the order of their first."""
+    parts: dict[str, list[Tally]] = {}
+    for tally in (tally for record in records for tally in record.sources):
+        parts.setdefault(tally.name, []).append(tally)
+    for first, *others in parts.values():
+        digests = [first.sha256, *(other.sha256 for other in others)]
+        for other in others:
+            for fate in (TRAIN, HELD_OUT):
+                count: Count = getattr(first, fate)
+                count.documents += getattr(other, fate).documents
+                count.tokens += getattr(other, fate).tokens
+            for why in LEFT_OUT:
+                setattr(first, why, getattr(first, why) + getattr(other, why))
+        if others:
+            first.sha256 = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return [first for first, *_ in parts.values()]
+
+
+def _is(folder: Path, identity: str) -> bool:
+    """Whether a finished set of an identity lies in a folder, its files as long as they should be."""
+    try:
+        index = read_index(folder)
+        for split in index["splits"]:
+            open_split(folder, split)
+    except (OSError, ValueError):
+        return False
+    return index.get("identity") == identity
+
+
+def _intact(work: Work, watch: Watch, say: Say) -> bool:
+    """Whether the finished set is of this identity and undamaged; reads all of it."""
+    if not _is(work.finished, work.identity):
+        return False
+    splits = read_index(work.finished)["splits"]
+    for place, split in enumerate(splits):
+        watch(f"checking {split}", place, len(splits))
+        try:
+            open_split(work.finished, split, verify=True)
+        except (OSError, ValueError) as error:
+            say(f"{work.name}: damaged, so it is made again ({error})")
+            return False
+        watch(f"checking {split}", place + 1, len(splits))
+    return True
+
+
+def _replace(folder: Path, finished: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     finished.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)

@@ -29,15 +29,18 @@ def digest(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class Survey:
-    """First pass over a part: how much there is, and the digests of what is held out."""
+    """First pass over a part: how much is in each of its stretches, and the digests of what is held out."""
 
-    documents: int
-    characters: int
+    documents: list[int]
+    characters: list[int]
     held: list[bytes]
 
 
-def survey(name: str, texts: Iterable[str], holdout: float) -> Survey:
+def survey(name: str, stretches: Iterable[Iterable[str]], holdout: float) -> Survey:
     """Counts the documents of a part that are not blank. Memory: 32 bytes for each held-out one.
+
+    Args:
+        stretches: the texts of the part, in order, in one or more runs.
 
     Raises:
         ConfigError: if the share is not in [0, 1) or leaves nothing to train on or to hold out.
@@ -45,17 +48,21 @@ def survey(name: str, texts: Iterable[str], holdout: float) -> Survey:
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"parts.{name}.holdout: {holdout} is not in [0, 1); use for example 0.01")
-    documents = characters = 0
+    documents, counts, characters = 0, [], []
     last: deque[bytes] = deque()
-    for text in texts:
-        if not text.strip():
-            continue
-        documents += 1
-        characters += len(text)
-        if holdout:
-            last.append(digest(text))
-            while len(last) > _held_count(documents, holdout):
-                last.popleft()
+    for texts in stretches:
+        before = documents
+        characters.append(0)
+        for text in texts:
+            if not text.strip():
+                continue
+            documents += 1
+            characters[-1] += len(text)
+            if holdout:
+                last.append(digest(text))
+                while len(last) > _held_count(documents, holdout):
+                    last.popleft()
+        counts.append(documents - before)
     if documents == 0:
         raise ValueError(f"parts.{name}: no document with text; check its path, format and field")
     if holdout and not 0 < len(last) < documents:
@@ -63,21 +70,21 @@ def survey(name: str, texts: Iterable[str], holdout: float) -> Survey:
             f"parts.{name}.holdout: {holdout} holds out {len(last)} of {documents} documents; "
             "choose a share that leaves both"
         )
-    return Survey(documents, characters, list(last))
+    return Survey(counts, characters, list(last))
 
 
 def by_place(
-    texts: Iterable[str], held_out: int, documents: int, held: set[bytes]
+    texts: Iterable[str], found: Survey, stretch: int, held: set[bytes]
 ) -> Iterator[tuple[str, str]]:
-    """(fate, text) of each document of a part: the last `held_out` of its `documents` are held out. `held`
-    are the digests of all parts' held-out documents."""
-    place = 0
+    """(fate, text) of each document of a stretch of a part: the last ones of the part, as many as its survey
+    holds out, are held out. `held` are the digests of all parts' held-out documents."""
+    place, first_held = sum(found.documents[:stretch]), sum(found.documents) - len(found.held)
     for text in texts:
         if not text.strip():
             yield BLANK, text
             continue
         place += 1
-        if place > documents - held_out:
+        if place > first_held:
             yield HELD_OUT, text
         else:
             yield (REPEATED if held and digest(text) in held else TRAIN), text

@@ -3,12 +3,16 @@
 tokens/<set>/<split>-00000.bin   uint16 little-endian tokens, each document followed by end-of-text
 tokens/<set>/<split>-00000.idx   uint64 little-endian offsets of its documents: 0, …, number of tokens
 tokens/<set>/index.json          splits, shards, digests, sources; written last
+
+A set is made in tokens/.<set>.partial, group by group: see mdn.data.prepare.
 """
 
 import hashlib
 import json
+import os
+import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -90,12 +94,34 @@ class ShardWriter:
         return self._shards
 
 
+def renamed(shard: Shard, split: str, number: int) -> Shard:
+    """The shard as number `number` of its split."""
+    name = f"{split}-{number:05d}"
+    return replace(shard, file=f"{name}.bin", document_offsets=f"{name}.idx")
+
+
+def own(path: Path) -> Path:
+    """A name beside `path` that only this process uses."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file that is there as a whole or not at all, also where several processes write it."""
+    temporary = own(path)
+    try:
+        temporary.write_text(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        settle(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_index(
-    folder: Path, splits: dict[str, list[Shard]], sources: list[dict[str, Any]]
+    folder: Path, splits: dict[str, list[Shard]], sources: list[dict[str, Any]], identity: str = ""
 ) -> dict[str, Any]:
     """Writes index.json, the mark of a complete set, and returns it.
 
-    `digest` covers tokenizer and tokens: sets of the same digest train the same model.
+    `digest` covers tokenizer and tokens: sets of the same digest train the same model. `identity` is that of
+    what the set was made from, so that it can be told whether it would come out the same.
     """
     index: dict[str, Any] = {
         "version": VERSION,
@@ -109,12 +135,11 @@ def write_index(
             for split, shards in splits.items()
         },
         "sources": sources,
+        "identity": identity,
     }
     same = json.dumps([index["tokenizer"], index["splits"]], sort_keys=True, allow_nan=False)
     index["digest"] = hashlib.sha256(same.encode()).hexdigest()
-    temporary = folder / f"{INDEX}.tmp"
-    temporary.write_text(json.dumps(index, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    settle(temporary, folder / INDEX)
+    write_json(folder / INDEX, index)
     return index
 
 
@@ -198,11 +223,19 @@ def open_split(folder: Path | str, split: str, verify: bool = False) -> TokenSpl
         raise ValueError(f"{folder / INDEX}: no split {split!r}; it has {', '.join(splits)}")
     shards = [Shard(**entry) for entry in splits[split]["shards"]]
     for shard in shards:
-        _check_size(folder, shard.file, shard.tokens * TOKEN.itemsize)
-        _check_size(folder, shard.document_offsets, (shard.documents + 1) * OFFSET.itemsize)
+        check_sizes(folder, shard)
         if verify:
             _verify(folder, shard)
     return TokenSplit(folder, split, shards)
+
+
+def check_sizes(folder: Path, shard: Shard) -> None:
+    """
+    Raises:
+        FileNotFoundError, ValueError: if a file of the shard is missing or not as long as it should be.
+    """
+    _check_size(folder, shard.file, shard.tokens * TOKEN.itemsize)
+    _check_size(folder, shard.document_offsets, (shard.documents + 1) * OFFSET.itemsize)
 
 
 def _check_size(folder: Path, name: str, wanted: int) -> None:

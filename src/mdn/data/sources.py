@@ -8,11 +8,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from glob import glob
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from polars.exceptions import ColumnNotFoundError, PolarsError
 
 from mdn.config import ConfigError, DataSet, Part
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 BATCH_ROWS = 256  # rows that polars hands over at once
 
@@ -40,38 +44,50 @@ def part_files(part: Part, root: Path) -> list[Path]:
     return files
 
 
-def documents(part: Part, root: Path) -> Iterator[str]:
-    """Every document of a part in a fixed order, blank ones too.
+def documents(part: Part, files: Iterable[Path]) -> Iterator[str]:
+    """Every document of some files of a part in a fixed order, blank ones too.
 
     Raises:
-        ConfigError: as `part_files`, or if rows or records lack the field.
-        ValueError: if a file is empty or not of its format.
+        ConfigError: if rows or records lack the field.
+        ValueError: if a file is not of the part's format.
     """
-    for path in part_files(part, root):
+    for path in files:
         try:
             yield from FORMATS[part.format](path, part)
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not UTF-8 ({error.reason}); convert it") from None
 
 
-def hub_documents(data: DataSet) -> Iterator[str]:
-    """The documents of a data set of the Hub (or of a local folder in one of its layouts), streamed.
+def hub_rows(data: DataSet) -> tuple["IterableDataset", list[Any]]:
+    """The rows of a data set of the Hub (or of a local folder in one of its layouts), to be streamed, and
+    what its files are: their addresses with commits, or with times of change.
 
     Raises:
-        ConfigError: if the repository is not named or the rows have no such field.
+        ConfigError: if the repository is not named.
         OSError: if it cannot be reached.
     """
-    from datasets import load_dataset  # slow to import, and no other source needs it
+    from datasets import load_dataset_builder  # slow to import, and no other source needs it
 
     if not data.repository:
         raise ConfigError("repository: missing; source huggingface needs it, as owner/name")
     try:
-        rows = load_dataset(data.repository, revision=data.revision, split="train", streaming=True)
+        builder = load_dataset_builder(data.repository, revision=data.revision)
+        rows = builder.as_streaming_dataset(split="train")
     except OSError as error:
         raise OSError(
             f"repository: {data.repository} cannot be opened ({error}); check name, revision and network, or "
-            "name a local mirror with source local"
+            "name a folder with a copy of its files"
         ) from None
+    files = builder.config.data_files["train"]
+    return rows, [[str(file), *origin] for file, origin in zip(files, files.origin_metadata, strict=True)]
+
+
+def hub_documents(data: DataSet, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """The documents in rows of `hub_rows`.
+
+    Raises:
+        ConfigError: if the rows have no such field.
+    """
     for row in rows:
         if data.text not in row:
             raise ConfigError(

@@ -37,8 +37,9 @@ APART = (
 )
 
 
-def code_digest() -> str:
-    """Twelve hex digits of the source of every `mdn` and `mdn_kernels` module imported so far.
+def code_digest(within: str = "") -> str:
+    """Twelve hex digits of the source of every `mdn` and `mdn_kernels` module imported so far, or of those
+    within one package.
 
     Mixers and kernel versions are imported when a model is built, so after building it the digest covers just
     what this model runs on. Comments, docstrings and layout do not count.
@@ -47,7 +48,7 @@ def code_digest() -> str:
     for name in sorted(sys.modules):
         source = getattr(sys.modules[name], "__file__", None)
         ours = name.split(".")[0] in ("mdn", "mdn_kernels") and not name.startswith(APART)
-        if ours and source:
+        if ours and source and name.startswith(within):
             digest.update(f"{name}\n{_bare(Path(source).read_text())}\n".encode())
     return digest.hexdigest()[:12]
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from mdn.config import Machine, RunConfig
 from mdn.data.loader import MicroBatches, packed, training_batches
 from mdn.data.order import window_count
-from mdn.data.shards import open_split, read_index
+from mdn.data.shards import TokenSplit, open_split, read_index
 
 
 class TokenData(L.LightningDataModule):
@@ -34,16 +34,31 @@ class TokenData(L.LightningDataModule):
         )
         return self._batches
 
-    def val_dataloader(self) -> DataLoader:
-        """The first windows of every held-out split, `validation_tokens` in all; the same on every rank."""
-        budget, micro = self.run.training, self.machine.micro_batch
+    def held_out(self) -> list[TokenSplit]:
+        """The splits to validate on.
+
+        Raises:
+            ValueError: if there is none, or one of them is shorter than a window.
+        """
         names = [name for name in read_index(self.folder)["splits"] if name.startswith("heldout")]
         if not names:
             raise ValueError(f"{self.folder}: no held-out split; give a part a holdout and prepare it again")
-        share = budget.validation_tokens // budget.context // len(names)
+        splits, context = [open_split(self.folder, name) for name in names], self.run.training.context
+        for split in splits:
+            if not window_count(len(split), context):
+                raise ValueError(
+                    f"{self.folder}: {split.split} has {len(split)} tokens, fewer than the {context + 1} of "
+                    "a window (context and a label); raise its holdout, or set it to 0, and prepare it again"
+                )
+        return splits
+
+    def val_dataloader(self) -> DataLoader:
+        """The first windows of every held-out split, `validation_tokens` in all; the same on every rank."""
+        budget, micro = self.run.training, self.machine.micro_batch
+        splits = self.held_out()
+        share = budget.validation_tokens // budget.context // len(splits)
         rows = []
-        for name in names:
-            split = open_split(self.folder, name)
+        for split in splits:
             for window in range(min(max(1, share), window_count(len(split), budget.context))):
                 start = window * budget.context
                 tokens = split.tokens(start, start + budget.context + 1)

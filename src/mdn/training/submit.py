@@ -1,4 +1,5 @@
-"""`mdn submit`: every training that is missing becomes a SLURM job of its own, side by side.
+"""`mdn submit`: every training that is missing becomes a SLURM job of its own, side by side; a data set to be
+tokenized, a job array.
 
 Plain sbatch scripts, and no library around them: when SLURM warns it, the training itself saves the step at
 hand, all ranks together, and asks for its restart by an exit status.
@@ -86,6 +87,21 @@ def script(scale: str, name: str, machine: Machine, params: Path) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options), shlex.join(command), "status=$?"]
     lines += [f'if [ $status -eq {REQUEUE} ]; then scontrol requeue "$SLURM_JOB_ID"; fi', "exit $status"]
     return "\n".join(lines) + "\n"
+
+
+def array(name: str, tasks: int, params: Path) -> str:
+    """The batch script of the job array that tokenizes a data set. A preempted task is queued again and goes
+    on after its last finished group."""
+    options = [
+        f"--job-name={job_name('prepare', name)}",
+        f"--array=0-{tasks - 1}",
+        f"--output={LOGS}/prepare-{name}-%A_%a.out",
+        "--open-mode=append",
+        "--requeue",
+    ]
+    command = [sys.executable, "pipeline/prepare_data.py", name, "--params", str(params)]
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in options)]
+    return "\n".join([*lines, f"{shlex.join(command)} --task $SLURM_ARRAY_TASK_ID/{tasks}"]) + "\n"
 
 
 def submit(text: str) -> str:

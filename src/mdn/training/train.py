@@ -71,6 +71,8 @@ def _train(
     quiet()
     index = read_index(tokens / run.data)
     open_split(tokens / run.data, "train")  # a missing or truncated shard stops here
+    data = TokenData(run, machine, tokens)
+    data.held_out()  # and what cannot be validated
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
@@ -80,7 +82,6 @@ def _train(
     if finished:
         return record
     module = LitLanguageModel(model, run, machine, stop)
-    data = TokenData(run, machine, tokens)
     trainer = trainer_for(
         run,
         machine,

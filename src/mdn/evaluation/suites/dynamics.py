@@ -38,7 +38,12 @@ def run(cell: Cell, task: str, progress: Progress) -> tuple[Rows, Rows]:
     if not recurrent_layers(cell.model):
         raise NotRun(NO_MEMORY)
     split = _split(cell)
-    ids = [EOT, *open_split(cell.tokens, split).tokens(0, cell.evaluation.window - 1).tolist()]
+    text, wanted = open_split(cell.tokens, split), cell.evaluation.window - 1
+    if len(text) < wanted:
+        raise NotRun(
+            f"window: {cell.evaluation.window} is more than the {len(text)} tokens of {split} and one"
+        )
+    ids = [EOT, *text.tokens(0, wanted).tolist()]
     measure = _state_change if task == "state_change" else _transition
     figures, layers = measure(cell, ids, progress)
     shared = {
