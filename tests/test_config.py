@@ -211,7 +211,7 @@ def test_a_broken_file_is_one_line(tmp_path, text, words):
 
 
 def test_the_formats_and_sources_are_those_that_are_read():
-    from mdn.data.prepare import ROOTS
+    from mdn.data.groups import ROOTS
     from mdn.data.sources import FORMATS as READERS
 
     assert set(FORMATS) == set(READERS)
