@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from mdn.config import load
 from mdn.efficiency import cells
 from mdn.efficiency.measure import Train
-from mdn.efficiency.warm import tune_quickly
+from mdn_kernels.common.tuning import tune_quickly
 
 STEPS = 3
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 def _first_candidates(request: pytest.FixtureRequest) -> None:
     """Tests on a GPU ask FLA's kernels what they compute, not which candidate is the fastest."""
     if request.node.get_closest_marker("gpu"):
-        from mdn_kernels.common.fla import take_first_candidates
+        from mdn_kernels.common.tuning import take_first_candidates
 
         take_first_candidates()
 

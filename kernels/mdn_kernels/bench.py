@@ -40,6 +40,7 @@ from torch import Tensor
 
 import mdn_kernels
 from mdn_kernels.comba import comba
+from mdn_kernels.common.tuning import compile_side_by_side, share_candidates, tune_quickly
 from mdn_kernels.gated_delta_rule import gated_delta_rule
 from mdn_kernels.momentum_delta_rule import OP, momentum_delta_rule
 from mdn_kernels.registry import DECODING, choose, get, versions
@@ -49,6 +50,7 @@ BASELINE = "fla.gated_delta_rule"
 # Largest relative error of any output or gradient.
 TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-3}
 TOKENS_CHECKED = 300  # four chunks and a part of one
+COMPILE = "import sys; from mdn_kernels import bench; bench.compile_share"
 TURN_SECONDS = 0.1  # of calls in a turn; at least one call
 
 
@@ -242,6 +244,15 @@ def time_shape(
     ]
 
 
+def compile_share(heads: str, n: int, count: int) -> None:
+    """What process n of `count` does, before anything is timed, so that FLA's hundreds of candidates are
+    compiled by all cores: a training call of each of its operators at the first shape of these heads."""
+    share_candidates(n / count)
+    shape = next(shape for shape in CUDA_SHAPES if shape.heads == heads)
+    for contender in fla_contenders()[:: 1 if n % 2 else -1]:
+        train(*workload(contender, shape, torch.bfloat16, "cuda"))
+
+
 def first_call() -> float:
     """Seconds of the first training call of this process, compiling included, at the first of the shapes."""
     call, backward = workload(
@@ -385,6 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         try:
             fla = fla_contenders()
+            tune_quickly()
         except ImportError as error:
             print(f"FLA skipped: {error}")
 
@@ -400,6 +412,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for heads in options.heads:
         of_heads = [shape for shape in shapes if shape.heads == heads]
         right = []
+        if fla:
+            print(f"compiling FLA's candidates ({heads} heads)", flush=True)
+            compile_side_by_side(["-c", f"{COMPILE}({heads!r}, *map(int, sys.argv[1:]))"])
         own = own_contenders(device, dtype, of_heads[0])
         for contender in (*own, *single_state_contenders(device, dtype, of_heads[0]), *fla):
             print(f"{contender.name} ({heads} heads): compiling and checking", flush=True)

@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from mdn_kernels.common.fla import miscompiles, take_first_candidates
+from mdn_kernels.common.fla import miscompiles
+from mdn_kernels.common.tuning import take_first_candidates
 from mdn_kernels.registry import DECODING, KernelVersion, versions
 from mdn_kernels.testing import errors, make_inputs, tolerance
 

@@ -238,24 +238,6 @@ def test_compiled_blocks_train(params: Params):
     assert len(samples) == 2
 
 
-def test_processes_begin_with_different_candidates_of_a_tuned_kernel():
-    """In a process of its own: it changes Triton."""
-    pytest.importorskip("triton")
-    code = """
-import triton
-from mdn.efficiency.warm import share_candidates, tune_quickly
-from mdn_kernels.momentum_delta_rule.v3_kernels import prepare
-tuned = triton.autotune([triton.Config({"B": b}) for b in range(4)], key=[])(prepare)
-tune_quickly()
-share_candidates(0.5)
-calls = []
-times = tuned.do_bench(lambda: calls.append(1), (0.5, 0.2))
-print([c.kwargs["B"] for c in tuned.prune_configs({})], times, calls)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "[2, 3, 0, 1] [0.0, 0.0] [1]", done.stderr
-
-
 def test_the_command_of_a_record_plans_that_record(params: Params, root: Path, tmp_path: Path):
     planned = plan(params, "small", ["mdn:v2_segsum"])
     from mdn.efficiency.work import _about

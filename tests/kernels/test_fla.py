@@ -1,8 +1,5 @@
 """Version `fla`: refused where FLA is missing or miscompiled, and right where it is not (on a card)."""
 
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
@@ -48,45 +45,6 @@ def test_other_tritons_and_cards_are_not(monkeypatch, triton, capability):
     pretend(monkeypatch, triton=triton, capability=capability)
     assert fla.fla_operator("x", "sin") is torch.sin
     assert fla.trusted() == (triton != "3.6.0")
-
-
-TUNED = """
-import torch, triton, triton.language as tl
-from mdn_kernels.common.fla import take_first_candidates
-from triton.runtime.errors import OutOfResources
-
-ran = []
-
-def candidate(b):
-    def hook(arguments):
-        ran.append(b)
-        if b == 1:
-            raise OutOfResources(300, 200, "shared memory")
-    return triton.Config({"B": b}, pre_hook=hook)
-
-@triton.autotune([candidate(b) for b in (1, 2, 3)], key=["n"], cache_results=True)
-@triton.jit
-def kernel(x, n, B: tl.constexpr):
-    tl.store(x, B)
-
-take_first_candidates()
-for n in (7, 7, 8):
-    x = torch.zeros(1, dtype=torch.int32)
-    kernel[(1,)](x, n)
-    print(x.item(), ran)
-    ran.clear()
-"""
-
-
-def test_in_doctor_a_tuned_kernel_takes_the_first_candidate_that_runs(tmp_path):
-    """In a process of its own: it changes Triton."""
-    pytest.importorskip("triton")
-    (tmp_path / "tuned.py").write_text(TUNED)
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "tuned.py"], env=environment, capture_output=True, text=True
-    )
-    assert done.stdout.splitlines() == ["2 [1, 2, 2]", "2 [2]", "2 [1, 2, 2]"], done.stderr
 
 
 def test_offsets_of_packed_sequences_go_where_the_tokens_are():

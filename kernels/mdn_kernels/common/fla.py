@@ -1,11 +1,9 @@
 """flash-linear-attention's operators, called as this package's: what version `fla` is made of."""
 
 from collections.abc import Callable
-from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from math import inf
 
 import torch
 from torch import Tensor
@@ -28,38 +26,6 @@ def trusted() -> bool:
         return find_spec("fla") is not None and not miscompiles(version("triton"))
     except PackageNotFoundError:
         return False
-
-
-@cache
-def take_first_candidates() -> None:
-    """In this process kernels that tune themselves take the first of their candidates that runs: to compile
-    and time all of FLA's takes minutes, and only speed depends on it. No training finds that on the disk."""
-    from triton.runtime.autotuner import Autotuner
-
-    prune, bench, found = Autotuner.prune_configs, Autotuner._bench, False
-
-    def begin(self, *arguments, **keywords):
-        nonlocal found
-        found = False
-        return prune(self, *arguments, **keywords)
-
-    def first(self, *arguments, **keywords):
-        nonlocal found
-        times = [inf] if found else bench(self, *arguments, **keywords)
-        found |= times[0] < inf
-        return times
-
-    def once(call, quantiles):
-        call()
-        return [0.0]
-
-    def not_on_disk(self, key, candidates, tune):
-        tune()
-        return False
-
-    Autotuner.prune_configs, Autotuner._bench = begin, first
-    Autotuner.do_bench = property(lambda self: once)
-    Autotuner.check_disk_cache = not_on_disk
 
 
 def fla_operator(module: str, name: str) -> Callable:

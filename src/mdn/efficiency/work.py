@@ -46,7 +46,7 @@ def work(plan: Plan, *, runs: Path, at: Path, deadline: float) -> None:
     which no turn begins, as time.time() tells it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
-        from mdn.efficiency.warm import tune_quickly
+        from mdn_kernels.common.tuning import tune_quickly
 
         tune_quickly()
     code, told = source_digest(*CODE), environment()
