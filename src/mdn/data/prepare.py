@@ -16,13 +16,15 @@ import errno
 import hashlib
 import json
 import shutil
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from mdn.config import ConfigError, DataSet
@@ -46,6 +48,7 @@ BATCH_CHARACTERS = 1_000_000  # encoded at once; a longer document goes alone
 RECORD = "group.json"
 
 Say = Callable[[str], None]
+Batch = list[tuple[str, str]]  # (fate, text) of documents
 
 
 @dataclass
@@ -256,8 +259,8 @@ def _write(folder: Path, work: Work, number: int, done: int, total: int | None, 
     for source in work.groups.sources(number):
         tally, digest = Tally(source.name, source.license), hashlib.sha256()
         tallies.append(tally)
-        for batch in _batches(source, tally):
-            for (fate, text), ids in zip(batch, encode(work.made, [text for _, text in batch]), strict=True):
+        for batch, tokens in _tokenized(_batches(source, tally), work.made):
+            for (fate, text), ids in zip(batch, tokens, strict=True):
                 split = TRAIN if fate == TRAIN else f"{HELD_OUT}_{source.name}"
                 if split not in writers:
                     writers[split] = ShardWriter(folder, split, work.shard_tokens)
@@ -274,9 +277,24 @@ def _write(folder: Path, work: Work, number: int, done: int, total: int | None, 
     return done
 
 
-def _batches(source: Source, tally: Tally) -> Iterator[list[tuple[str, str]]]:
+def _tokenized(batches: Iterator[Batch], made: Tokenizer) -> Iterator[tuple[Batch, Iterator[np.ndarray]]]:
+    """Each batch and its tokens. A thread tokenizes the next one meanwhile, so that the cores need not wait
+    for reading and writing."""
+    with ThreadPoolExecutor(1, "tokenizer") as ahead:
+        waiting: deque[tuple[Batch, Future[Iterator[np.ndarray]]]] = deque()
+        for batch in batches:
+            waiting.append((batch, ahead.submit(encode, made, [text for _, text in batch])))
+            if len(waiting) > 1:
+                first, tokens = waiting.popleft()
+                yield first, tokens.result()
+        for last, tokens in waiting:
+            yield last, tokens.result()
+
+
+def _batches(source: Source, tally: Tally) -> Iterator[Batch]:
     """Documents to tokenize, about BATCH_CHARACTERS at a time; the others are counted in the tally."""
-    batch, size = [], 0
+    batch: Batch = []
+    size = 0
     for fate, text in source.documents():
         if fate not in (TRAIN, HELD_OUT):
             setattr(tally, fate, getattr(tally, fate) + 1)

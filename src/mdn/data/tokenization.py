@@ -43,13 +43,12 @@ def tokenizer(folder: Path, files: Mapping[str, str] = gpt2.FILES) -> Tokenizer:
 
 
 def encode(made: Tokenizer, texts: Sequence[str], end: int = EOT) -> Iterator[np.ndarray]:
-    """uint16 tokens of each text, with `end` after each. Spreads over all cores.
+    """uint16 tokens of each text, with `end` after each. Spreads over all cores, and lets other threads of
+    Python run; what it returns is made as it is read.
 
     TOKENIZERS_PARALLELISM is set if the user has not set it: left open, `tokenizers` complains at every later
     fork and turns itself off there.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    for encoding in made.encode_batch_fast(texts, add_special_tokens=False):
-        ids = encoding.ids
-        ids.append(end)
-        yield np.array(ids, dtype=np.uint16)
+    encodings = made.encode_batch_fast(texts, add_special_tokens=False)
+    return (np.array([*encoding.ids, end], dtype=np.uint16) for encoding in encodings)
