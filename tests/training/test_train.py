@@ -605,6 +605,16 @@ def test_a_set_that_cannot_be_validated_on_is_refused_before_any_work(
     assert [path.name for path in (tmp_path / "runs" / "smoke" / "mdn").iterdir()] == [LOCK]
 
 
+def test_a_text_of_less_than_a_step_is_refused_before_any_work(fit, tiny_run, tokens, tmp_path):
+    folder = tokens / tiny_run.data
+    count = read_index(folder)["splits"]["train"]["tokens"]
+    budget = replace(tiny_run.training, batch_tokens=16 * count, tokens=64 * count, warmup_tokens=16 * count)
+    told = f"{folder}: train has {count} tokens, .* windows of 16, fewer than the {count} of a step"
+    with pytest.raises(ValueError, match=told):
+        fit(replace(tiny_run, training=budget))
+    assert [path.name for path in (tmp_path / "runs" / "smoke" / "mdn").iterdir()] == [LOCK]
+
+
 def test_a_held_out_split_of_one_window_is_enough(fit, tiny_run, tokens):
     hold_out(tokens / tiny_run.data, 17)  # a context of 16 and the last label
     assert [line["step"] for line in fit().log() if "validation/loss" in line] == [4, 8, 12]

@@ -34,6 +34,21 @@ class TokenData(L.LightningDataModule):
         )
         return self._batches
 
+    def check(self) -> None:
+        """
+        Raises:
+            FileNotFoundError, ValueError: if a shard is missing or not as long as it should be, or the text
+                is too short to train or to validate on.
+        """
+        split, budget = open_split(self.folder, "train"), self.run.training
+        windows = window_count(len(split), budget.context)
+        if windows < budget.batch:
+            raise ValueError(
+                f"{self.folder}: train has {len(split)} tokens, {windows} windows of {budget.context}, fewer "
+                f"than the {budget.batch} of a step; prepare more text or lower batch_tokens"
+            )
+        self.held_out()
+
     def held_out(self) -> list[TokenSplit]:
         """The splits to validate on.
 

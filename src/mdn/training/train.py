@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 
 from mdn.config import ConfigError, Machine, RunConfig
-from mdn.data.shards import open_split, read_index
+from mdn.data.shards import read_index
 from mdn.files import locked, replacing
 from mdn.models.lm import LanguageModel, build
 from mdn.tracking.manifest import code_digest, environment, file_digest
@@ -70,9 +70,8 @@ def _train(
 ) -> Record:
     quiet()
     index = read_index(tokens / run.data)
-    open_split(tokens / run.data, "train")  # a missing or truncated shard stops here
     data = TokenData(run, machine, tokens)
-    data.held_out()  # and what cannot be validated
+    data.check()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     L.seed_everything(run.seed, verbose=False)
     model = build(run, device)
