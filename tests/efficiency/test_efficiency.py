@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -140,6 +141,22 @@ def test_at_the_deadline_nothing_runs_and_what_is_left_waits(params: Params, tmp
     assert time.time() - before < 30
     assert record(tmp_path / "runs", "transformer").manifest["cut"]
     assert not list((tmp_path / "runs").glob(".efficiency*"))
+
+
+def test_sigterm_ends_the_process_that_measures(params: Params, tmp_path: Path):
+    planned = small(params, "mdn", parts=[Part("train", ["mdn"], [(2, 64)], 1, 10**6)])
+    (tmp_path / "plan.json").write_text(to_json(planned))
+    command = [sys.executable, "-m", "mdn.efficiency", "run", str(tmp_path / "plan.json")]
+    process = subprocess.Popen(
+        [*command, "--runs", str(tmp_path / "runs")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    until = time.time() + 60
+    while not list((tmp_path / "runs").glob(".efficiency-*.at")) and time.time() < until:
+        time.sleep(0.1)
+    assert time.time() < until
+    process.terminate()
+    process.communicate(timeout=60)  # the pipe closes when the last process that writes to it is gone
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_speed_and_utilisation_follow_from_the_median_of_all_rounds(params: Params, tmp_path: Path):

@@ -64,7 +64,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from mdn.efficiency.runner import run
+    from mdn.training.launch import unwind
 
+    unwind()
     from_input = str(options.plan) == "-"
     plan = cells.from_json(sys.stdin.read()) if from_input else cells.read(options.plan)
     outcomes = run(plan, runs=options.runs, deadline_s=options.deadline_s, warm=options.warm)

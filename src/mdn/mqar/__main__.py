@@ -6,7 +6,6 @@ cells.json
 """
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -68,9 +67,9 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from mdn.mqar.runner import run
+    from mdn.training.launch import unwind
 
-    # As an interrupt does, it unwinds the runner, which ends its processes.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    unwind()
     from_input = str(options.cells) == "-"
     outcomes = run(
         cells.from_json(sys.stdin.read()) if from_input else cells.read(options.cells),

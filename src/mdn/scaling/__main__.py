@@ -70,7 +70,9 @@ def _run(options: argparse.Namespace) -> int:
     import torch
 
     from mdn.scaling.runner import run
+    from mdn.training.launch import unwind
 
+    unwind()
     from_input = str(options.cells) == "-"
     outcomes = run(
         cells.from_json(sys.stdin.read()) if from_input else cells.read(options.cells),

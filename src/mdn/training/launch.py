@@ -51,6 +51,11 @@ class StopRequest:
         self.made = True
 
 
+def unwind() -> None:
+    """From here on SIGTERM ends this process as an interrupt does: through what ends those it has started."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
 def outside(machine: Machine, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether this process is none of the ranks but what has to start them."""
     if machine.launcher == "slurm":
