@@ -6,6 +6,7 @@ import os
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def _first_candidates(request: pytest.FixtureRequest) -> None:
         from mdn_kernels.common.tuning import take_first_candidates
 
         take_first_candidates()
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

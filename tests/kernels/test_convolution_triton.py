@@ -1,14 +1,11 @@
 """The Triton convolution against torch's in float64: compiled on a card, or interpreted on the CPU, where the
-tests run in their own process (see test_triton.py).
+tests run in their own process (see tests/interpreter.py).
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.interpreter import everywhere, interpret, starts_interpreter
 
 pytest.importorskip("triton")
 
@@ -16,41 +13,15 @@ from mdn_kernels.common.convolution import short_convolution
 from mdn_kernels.common.convolution_triton import BC, BT, convolution_silu
 from mdn_kernels.testing import relative_error
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-everywhere = pytest.mark.parametrize(
-    ("device", "dtype"),
-    [
-        pytest.param(
-            "cpu",
-            torch.float32,
-            id="interpreted",
-            marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-        ),
-        pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-        pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-    ],
-)
 LIMIT = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", "not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    interpret(__file__, "-m", "not gpu")
 
 
 def random(*shape, device, dtype, seed=0):

@@ -1,47 +1,23 @@
 """The fused cross-entropy against float64: compiled on a card, or interpreted on the CPU, where the tests run
-in their own process (see test_triton.py).
+in their own process (see tests/interpreter.py).
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.interpreter import everywhere, interpret, starts_interpreter
 
 pytest.importorskip("triton")
 
 from mdn_kernels.common.cross_entropy_triton import COLUMNS, losses
 from mdn_kernels.testing import relative_error
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-here = pytest.mark.parametrize(
-    ("device", "dtype"),
-    [
-        pytest.param(
-            "cpu",
-            torch.float32,
-            id="interpreted",
-            marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-        ),
-        pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-        pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-    ],
-)
 ROUNDING = {torch.float32: 5e-6, torch.bfloat16: 2**-8}  # a card's exponential of −20 is 2e-6 off
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", "not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    interpret(__file__, "-m", "not gpu")
 
 
 def example(V, W, dtype, device, size=3.0):
@@ -55,7 +31,7 @@ def example(V, W, dtype, device, size=3.0):
     return logits.to(device), labels.to(device)
 
 
-@here
+@everywhere
 @pytest.mark.parametrize(
     ("V", "W"), [(5, 5), (5, 8), (COLUMNS, COLUMNS), (COLUMNS - 1, COLUMNS + 63), (2 * COLUMNS + 1, 9000)]
 )
@@ -72,7 +48,7 @@ def test_losses_and_gradients_are_those_of_float64(V, W, device, dtype):
     assert relative_error(logits[:, :V], exact.grad) < ROUNDING[dtype]
 
 
-@here
+@everywhere
 def test_without_gradient_the_logits_stay(device, dtype):
     logits, labels = example(100, 128, dtype, device)
     before = logits.clone()
@@ -80,7 +56,7 @@ def test_without_gradient_the_logits_stay(device, dtype):
     torch.testing.assert_close(logits, before, rtol=0, atol=0, equal_nan=True)
 
 
-@here
+@everywhere
 @pytest.mark.parametrize("size", [1e-6, 1e4])
 def test_logits_of_any_size(size, device, dtype):
     logits, labels = example(300, 320, dtype, device, size)
@@ -91,7 +67,7 @@ def test_logits_of_any_size(size, device, dtype):
     assert logits.isfinite().all()
 
 
-@here
+@everywhere
 @pytest.mark.parametrize("what", ["logit", "label"])
 def test_what_is_not_a_number_shows(what, device, dtype):
     logits, labels = example(300, 320, dtype, device)

@@ -1,15 +1,13 @@
 """Version `triton` of gated_delta_rule and comba against the float64 recurrence: compiled on a card, or
-interpreted on the CPU, where the tests run in their own process (see test_triton.py).
+interpreted on the CPU, where the tests run in their own process (see tests/interpreter.py).
 """
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.interpreter import everywhere, interpret, starts_interpreter
 
 pytest.importorskip("triton")
 
@@ -28,36 +26,20 @@ from mdn_kernels.testing import (
     tensor_arguments,
 )
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 VERSION = "triton"
 OPS = {"gated_delta_rule": gated_delta_rule, "comba": comba}
-WHERE = [
-    pytest.param(
-        "cpu",
-        torch.float32,
-        id="interpreted",
-        marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-    ),
-    pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-    pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-]
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())
-everywhere = pytest.mark.parametrize(("device", "dtype"), WHERE)
 slow = pytest.mark.slow
 small = {"B": 1, "H": 1, "K": 16, "V": 16}
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 @pytest.mark.parametrize("speed", ["not slow", pytest.param("slow", marks=slow)])
 def test_in_the_interpreter(speed):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", f"{speed} and not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    interpret(__file__, "-m", f"{speed} and not gpu")
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +47,6 @@ def _interpreted_versions(monkeypatch):
     for name in OPS:
         version = replace(get(name, VERSION), devices=("cpu", "cuda"), automatic=False)
         monkeypatch.setitem(registry._versions[name], VERSION, version)
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(1).isnan()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def check(op, inputs, **keywords):

@@ -1,56 +1,27 @@
 """The Triton gated RMSNorm against torch's in float64: compiled on a card, or interpreted on the CPU, where
-the tests run in their own process (see test_triton.py).
+the tests run in their own process (see tests/interpreter.py).
 """
-
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.interpreter import everywhere, interpret, starts_interpreter
 
 pytest.importorskip("triton")
 
 from mdn_kernels.common.gated_norm_triton import gated_rms_norm
 from mdn_kernels.testing import relative_error
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LIMIT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
 EPS = 1e-6
-everywhere = pytest.mark.parametrize(
-    ("device", "dtype"),
-    [
-        pytest.param(
-            "cpu",
-            torch.float32,
-            id="interpreted",
-            marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-        ),
-        pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-        pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-    ],
-)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", "not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    interpret(__file__, "-m", "not gpu")
 
 
 @everywhere

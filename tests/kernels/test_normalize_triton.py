@@ -1,14 +1,12 @@
 """The Triton L2 norm, alone and of corrected queries, against float64: compiled on a card, or interpreted on
-the CPU, where the tests run in their own process (see test_triton.py).
+the CPU, where the tests run in their own process (see tests/interpreter.py).
 """
 
-import os
-import subprocess
-import sys
 from typing import ClassVar
 
 import pytest
 import torch
+from tests.interpreter import INTERPRETED, interpret, interpreted_only, starts_interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
@@ -17,14 +15,13 @@ from mdn_kernels.common.normalize import l2norm
 from mdn_kernels.common.normalize_triton import correct_and_normalize, normalize
 from mdn_kernels.testing import relative_error
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DTYPES = (torch.float32, torch.bfloat16)
 WHERE = [
     pytest.param(
         "cpu",
         dtype,
         id=f"interpreted-{dtype}",
-        marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
+        marks=interpreted_only,
     )
     for dtype in DTYPES
 ] + [pytest.param("cuda", dtype, id=f"cuda-{dtype}", marks=pytest.mark.gpu) for dtype in DTYPES]
@@ -32,24 +29,12 @@ everywhere = pytest.mark.parametrize(("device", "dtype"), WHERE)
 LIMIT = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # bfloat16: half of its last digit
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", "not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    interpret(__file__, "-m", "not gpu")
 
 
 @pytest.fixture(autouse=True)

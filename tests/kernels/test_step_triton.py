@@ -1,14 +1,12 @@
 """Version `step_triton`, one token in one launch, against the float64 recurrence: compiled on a card, or
-interpreted on the CPU, where the tests run in their own process (see test_triton.py).
+interpreted on the CPU, where the tests run in their own process (see tests/interpreter.py).
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.interpreter import everywhere, interpret, starts_interpreter
 
 pytest.importorskip("triton")
 
@@ -21,33 +19,17 @@ from mdn_kernels.registry import choose, get
 from mdn_kernels.ssd import ssd
 from mdn_kernels.testing import errors, make_inputs, tensor_arguments
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 VERSION = "step_triton"
 OPS = {op.__name__: op for op in (momentum_delta_rule, gated_delta_rule, comba, kda, ssd)}
-WHERE = [
-    pytest.param(
-        "cpu",
-        torch.float32,
-        id="interpreted",
-        marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-    ),
-    pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-    pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-]
 each_op = pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())
-everywhere = pytest.mark.parametrize(("device", "dtype"), WHERE)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    interpret(__file__)
 
 
 @pytest.fixture(autouse=True)
@@ -55,15 +37,6 @@ def _interpreted_versions(monkeypatch):
     for name in OPS:
         version = replace(get(name, VERSION), devices=("cpu", "cuda"), automatic=False)
         monkeypatch.setitem(registry._versions[name], VERSION, version)
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(1).isnan()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def token(op, device, dtype, **options):

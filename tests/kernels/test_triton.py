@@ -5,13 +5,11 @@ Triton has to know that it interprets when it is imported, so on the CPU the tes
 """
 
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from tests.interpreter import interpret, interpreted_only, starts_interpreter
 
 pytest.importorskip("triton")
 
@@ -20,7 +18,6 @@ from mdn_kernels.momentum_delta_rule import OP, chunked, momentum_delta_rule
 from mdn_kernels.registry import choose, get
 from mdn_kernels.testing import GATES, assert_matches_oracle, errors, evaluate, make_inputs
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 on_card = [
     pytest.param("v3_triton", torch.float32, id="v3-float32"),
@@ -43,7 +40,7 @@ WHERE = [
         torch.float32,
         "cpu",
         id="v3-interpreted",
-        marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
+        marks=interpreted_only,
     ),
     *(
         pytest.param(*case.values, "cuda", id=case.id, marks=[pytest.mark.gpu, *case.marks])
@@ -60,32 +57,19 @@ SMALL = {
 }
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 @pytest.mark.parametrize("speed", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_in_the_interpreter(speed):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", f"{speed} and not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    interpret(__file__, "-m", f"{speed} and not gpu")
 
 
 @pytest.fixture(autouse=True)
 def _interpreted_version(monkeypatch):
     version = replace(get(OP, "v3_triton"), devices=("cpu", "cuda"), automatic=False)
     monkeypatch.setitem(registry._versions[OP], "v3_triton", version)
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(1).isnan()
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def check(version, inputs, **keywords):

@@ -1,14 +1,12 @@
 """The output correction in the kernel that normalises, as the mixers use it: on a card, or interpreted on the
-CPU in a process of its own (see tests/kernels/test_triton.py).
+CPU in a process of its own (see tests/interpreter.py).
 """
 
-import os
-import subprocess
-import sys
 from copy import deepcopy
 
 import pytest
 import torch
+from tests.interpreter import INTERPRETED, everywhere, interpret, starts_interpreter
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -19,35 +17,14 @@ from mdn_kernels.testing import relative_error
 
 from .small import D_MODEL
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 T = 70
-everywhere = pytest.mark.parametrize(
-    ("device", "dtype"),
-    [
-        pytest.param(
-            "cpu",
-            torch.float32,
-            id="interpreted",
-            marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
-        ),
-        pytest.param("cuda", torch.float32, id="cuda-float32", marks=pytest.mark.gpu),
-        pytest.param("cuda", torch.bfloat16, id="cuda-bfloat16", marks=pytest.mark.gpu),
-    ],
-)
 both = pytest.mark.parametrize("name", ["mdn", "comba"])
 LIMIT = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-m", "not gpu", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
+    interpret(__file__, "-m", "not gpu")
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
 """MDN's gates by their Triton kernels against its own formulas in float64: compiled on a card, or interpreted
-on the CPU, where the tests run in their own process (see tests/kernels/test_triton.py).
+on the CPU, where the tests run in their own process (see tests/interpreter.py).
 """
 
-import os
-import subprocess
-import sys
 from copy import deepcopy
 from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.interpreter import interpret, interpreted_only, starts_interpreter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -23,12 +21,11 @@ from mdn_kernels.common import fused
 from mdn_kernels.momentum_delta_rule import gates_triton
 from mdn_kernels.testing import relative_error
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 WHERE = [
     pytest.param(
         "cpu",
         id="interpreted",
-        marks=pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter"),
+        marks=interpreted_only,
     ),
     pytest.param("cuda", id="cuda", marks=pytest.mark.gpu),
 ]
@@ -48,24 +45,12 @@ OPTIONS = [
 EXTREME = 1e-5  # a GPU's exp(x) is off by some (4 + |x|) / 2²⁴, which is 1.4e-6 at −20, and s² has it twice
 
 
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+pytestmark = pytest.mark.usefixtures("poisoned")
+
+
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-k", "interpreted", "-p", "no:cacheprovider"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
-
-
-@pytest.fixture(autouse=True)
-def _poison():
-    """Tensors from `torch.empty` are NaN, so that what a kernel leaves unwritten shows."""
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
+    interpret(__file__, "-k", "interpreted")
 
 
 @pytest.fixture

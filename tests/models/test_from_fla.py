@@ -3,15 +3,13 @@ our mixers give the same outputs and gradients: on a card, or interpreted on the
 """
 
 import copy
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from tests.interpreter import interpret, interpreted_only, starts_interpreter
 
 from mdn.config import Shape
 from mdn.mixers import mixer_class
@@ -20,7 +18,6 @@ from mdn.models.from_fla import mixer_weights, model_weights
 from mdn.options import Options
 from mdn_kernels.testing import relative_error
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LAYERS = ["attention", "mamba2", "gdn", "comba", "kda", "mdn"]
 needs_fla = pytest.mark.skipif(
     find_spec("fla") is None or find_spec("einops") is None, reason="needs flash-linear-attention"
@@ -229,7 +226,7 @@ def test_outputs_and_gradients_are_those_of_the_layer_on_a_card(name):
 
 
 @needs_fla
-@pytest.mark.skipif(not INTERPRETED, reason="run by test_in_the_interpreter")
+@interpreted_only
 @pytest.mark.usefixtures("_flash_attention")
 @pytest.mark.parametrize("name", LAYERS)
 def test_outputs_and_gradients_are_those_of_the_layer(name, monkeypatch):
@@ -245,13 +242,6 @@ def test_outputs_and_gradients_are_those_of_the_layer(name, monkeypatch):
 
 @pytest.mark.slow
 @needs_fla
-@pytest.mark.skipif(INTERPRETED, reason="is the interpreter")
+@starts_interpreter
 def test_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", __file__, "-p", "no:cacheprovider", "-k", "those_of_the_layer"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "6 passed" in done.stdout
+    interpret(__file__, "-k", "those_of_the_layer", passed="6 passed")
